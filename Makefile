@@ -1,0 +1,42 @@
+# The course in two commands: make run, make test. Both make .venv first when it is needed.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: run lab test build pull check bench help
+.DEFAULT_GOAL := help
+
+help:            ## list the commands
+	@grep -E '^[a-z]+: .*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1\t/' | expand -t 10
+
+run: $(READY)    ## execute the last notebook on a copy under build/: train, measure, tell stories
+	@mkdir -p build
+	OMP_WAIT_POLICY=PASSIVE $(BIN)/python tools/execute.py --show --to build notebooks/10_minillm.ipynb
+
+lab: $(READY)    ## open the course in JupyterLab
+	$(BIN)/jupyter lab notebooks
+
+test: $(READY)   ## all unit tests and every cell of every notebook
+	$(BIN)/python -m pytest
+
+build: $(READY)  ## notebooks -> package
+	$(BIN)/python tools/build.py build
+
+pull: $(READY)   ## edits in minillm/*.py -> the notebook cells that own them
+	$(BIN)/python tools/build.py pull
+
+check: $(READY)  ## package equals notebooks; ruff is content
+	$(BIN)/python tools/build.py check
+	$(BIN)/python -m ruff check .
+	$(BIN)/python -m ruff format --check .
+
+bench: $(READY)  ## measure beside the peers (minutes); see benchmarks/RESULTS.md
+	@for script in benchmarks/*.py; do echo "== $$script"; OMP_NUM_THREADS=1 $(BIN)/python $$script || exit 1; done
+
+$(READY): requirements.txt pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "minillm needs Python 3.11 or newer: make PYTHON=python3.12")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade-strategy only-if-needed -r requirements.txt
+	$(BIN)/python -m pip install --quiet --no-deps --editable .
+	@touch $(READY)

@@ -1,0 +1,121 @@
+"""Exercises that check themselves: `check("02.3", my_function)` says what is asked, what is wrong, or that it is right.
+
+One module a notebook (`tokenizer.py` holds 02.1, 02.2, ...). A grader is a function that takes the reader's answer
+and returns None if it is right, or one sentence that says what is wrong; it is registered with `@exercise`.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+__all__ = ["MODULES", "Result", "check", "exercise", "grade", "names", "task"]
+
+MODULES = {
+    "01": "ngram",
+    "02": "tokenizer",
+    "03": "attention",
+    "04": "multihead",
+    "05": "rope",
+    "06": "layers",
+    "07": "cache",
+    "08": "sampling",
+    "09": "train",
+    "10": "model",
+}
+
+Grader = Callable[[Any], "str | None"]
+_registry: dict[str, tuple[str, Grader]] = {}
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a grader found. `status` is "unsolved", "wrong" or "correct"; `message` is one sentence."""
+
+    exercise: str
+    status: Literal["unsolved", "wrong", "correct"]
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.exercise} {self.status}: {self.message}"
+
+
+class Unsolved(Exception):
+    """Raised by a grader that met a stub: the answer returned None or `...`."""
+
+
+def exercise(name: str, task: str) -> Callable[[Grader], Grader]:
+    """Register a grader under `name` ("02.3"); `task` is the sentence that an unsolved stub gets."""
+
+    def register(grader: Grader) -> Grader:
+        if name in _registry and _registry[name][1].__qualname__ != grader.__qualname__:
+            raise ValueError(f"exercise {name} has two graders")
+        _registry[name] = (task, grader)
+        return grader
+
+    return register
+
+
+def names(notebook: str) -> list[str]:
+    """The exercises of one notebook, given as "02"."""
+    _load(notebook)
+    return sorted(name for name in _registry if name.startswith(notebook + "."))
+
+
+def task(name: str) -> str:
+    """What the exercise asks for, in one sentence."""
+    return _find(name)[0]
+
+
+def grade(name: str, answer: Any) -> Result:
+    """Grade `answer`; an error raised inside it is a finding, not a crash.
+
+    Raises: ValueError if there is no such exercise.
+    """
+    asked, grader = _find(name)
+    if answer is None or answer is ...:
+        return Result(name, "unsolved", asked)
+    try:
+        finding = grader(_Watched(answer) if callable(answer) else answer)
+    except (NotImplementedError, Unsolved):
+        return Result(name, "unsolved", asked)
+    except Exception as error:
+        return Result(name, "wrong", f"your answer raised {type(error).__name__}: {error}")
+    return Result(name, "wrong", finding) if finding else Result(name, "correct", asked)
+
+
+def check(name: str, answer: Any) -> None:
+    """Grade the reader's answer and print one line: unsolved, wrong (and why) or correct."""
+    print(grade(name, answer))
+
+
+class _Watched:
+    """The reader's function; a call that returns None or `...` means that the stub still stands."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function = function
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        value = self.function(*args, **kwargs)
+        if value is None or value is ...:
+            raise Unsolved
+        return value
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.function, name)
+
+
+def _find(name: str) -> tuple[str, Grader]:
+    _load(name.partition(".")[0])
+    if name not in _registry:
+        known = ", ".join(names(name.partition(".")[0]))
+        raise ValueError(f"there is no exercise {name!r}; there are {known}")
+    return _registry[name]
+
+
+def _load(notebook: str) -> None:
+    if notebook not in MODULES:
+        raise ValueError(f"no notebook {notebook!r}; exercises are named like '02.3'")
+    importlib.import_module(f"minillm.exercises.{MODULES[notebook]}")

@@ -1,0 +1,138 @@
+"""Pictures: one figure style, curves with direct labels, attention maps, tokens in colour.
+
+Used by all notebooks. matplotlib is imported inside the functions, so that importing minillm never needs it.
+"""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+__all__ = ["COLORS", "attention_map", "figure", "html_tokens", "label_lines", "show_tokens"]
+
+# Dark to light: the order survives printing in grey. Use with LINE_STYLES when lines cross.
+COLORS = ("#1b3a6b", "#c4472b", "#2f8f83", "#d99a2b", "#7a5195", "#8a8d91")
+LINE_STYLES = ("-", "--", "-.", ":", (0, (5, 1)), (0, (1, 1)))
+TOKEN_COLORS = ("#dbe7f6", "#fbe3cf", "#d8efe3", "#f7efc9", "#eadff2")
+FONT_SIZE = 10.5
+
+
+def figure(
+    rows: int = 1, columns: int = 1, *, width: float = 7.2, height: float = 3.4, **kwargs: Any
+) -> tuple[Figure, Any]:
+    """A figure in the course's style, with its axes, as `plt.subplots` gives them; sizes in inches."""
+    import matplotlib.pyplot as plt
+    from cycler import cycler
+
+    style = {
+        "figure.dpi": 110,
+        "savefig.bbox": "tight",
+        "font.size": FONT_SIZE,
+        "axes.titlesize": FONT_SIZE + 1,
+        "axes.titleweight": "bold",
+        "axes.titlelocation": "left",
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+        "axes.grid": True,
+        "grid.color": "#e6e6e6",
+        "grid.linewidth": 0.8,
+        "axes.axisbelow": True,
+        "lines.linewidth": 2.0,
+        "legend.frameon": False,
+        "axes.prop_cycle": cycler(color=COLORS) + cycler(linestyle=LINE_STYLES),
+    }
+    with plt.rc_context(style):
+        kwargs.setdefault("layout", "constrained")
+        return plt.subplots(rows, columns, figsize=(width, height), **kwargs)
+
+
+def label_lines(ax: Axes, *, pad: float = 0.02) -> None:
+    """Write each line's label at its right end, in its colour, instead of a legend box."""
+    lines = [line for line in ax.get_lines() if not line.get_label().startswith("_")]
+    lines = [line for line in lines if len(line.get_xdata())]
+    ends = sorted(lines, key=lambda line: ax.transData.transform((0, line.get_ydata()[-1]))[1])
+    inverse, step, last = ax.transAxes.inverted(), FONT_SIZE * 0.0135, -1e9
+    for line in ends:
+        xy = ax.transData.transform((line.get_xdata()[-1], line.get_ydata()[-1]))
+        x, y = inverse.transform(xy)
+        y = max(y, last + step * 3.2 / max(ax.figure.get_size_inches()[1], 1e-9))
+        last = y
+        ax.annotate(
+            line.get_label(), (x + pad, y), xycoords="axes fraction", color=line.get_color(),
+            va="center", annotation_clip=False,
+        )  # fmt: skip
+
+
+def attention_map(
+    weights: Any,
+    queries: Sequence[str],
+    keys: Sequence[str] | None = None,
+    *,
+    ax: Axes | None = None,
+    title: str = "",
+    numbers: bool | None = None,
+) -> Axes:
+    """Draw one head's weights as a grid: a row a query, a column a key, darker for more.
+
+    Shape: weights (T, S), a tensor or an array; `queries` has T labels, `keys` S (default: the queries).
+    Raises: ValueError if the labels do not fit the weights.
+    """  # fmt: skip
+    import numpy as np
+
+    if hasattr(weights, "detach"):
+        weights = weights.detach().float().cpu().numpy()
+    weights = np.asarray(weights, dtype=float)
+    keys = queries if keys is None else keys
+    if weights.ndim != 2 or weights.shape != (len(queries), len(keys)):
+        raise ValueError(
+            f"weights {weights.shape} do not fit {len(queries)} queries x {len(keys)} keys"
+        )
+    if ax is None:
+        size = 0.42 * max(len(queries), len(keys)) + 1.2
+        _, ax = figure(width=min(size + 0.8, 9), height=min(size, 8))
+    ax.imshow(weights, cmap="Blues", vmin=0, vmax=max(1.0, weights.max(initial=0)), aspect="auto")
+    ax.set_xticks(range(len(keys)), [visible(k) for k in keys], rotation=60, ha="right")
+    ax.set_yticks(range(len(queries)), [visible(q) for q in queries])
+    ax.grid(False)
+    ax.set(title=title, xlabel="key: read from", ylabel="query: reads")
+    if numbers if numbers is not None else weights.size <= 64:
+        for (row, column), value in np.ndenumerate(weights):
+            color = "white" if value > 0.55 else "black"
+            ax.text(column, row, f"{value:.2f}", ha="center", va="center", color=color, fontsize=8)
+    return ax
+
+
+def visible(text: str) -> str:
+    """White space made visible: a space as ␣, a line end as ⏎."""
+    return text.replace(" ", "␣").replace("\n", "⏎").replace("\t", "⇥")
+
+
+def html_tokens(tokens: Sequence[str | bytes], *, ids: Sequence[int] | None = None) -> str:
+    """Tokens as boxes in alternating colours, as HTML; bytes that are no character appear as hex."""
+    boxes = []
+    for i, token in enumerate(tokens):
+        text = token
+        if isinstance(token, bytes):
+            text = token.hex(" ").upper()
+            with suppress(UnicodeDecodeError):
+                text = token.decode("utf-8")
+        title = f' title="id {ids[i]}"' if ids is not None else ""
+        color = TOKEN_COLORS[i % len(TOKEN_COLORS)]
+        boxes.append(
+            f'<span{title} style="background:{color};color:#222;padding:1px 2px;margin:1px;'
+            f'border-radius:3px;white-space:pre">{html.escape(visible(text))}</span>'
+        )
+    return f'<div style="font-family:monospace;line-height:2">{"".join(boxes)}</div>'
+
+
+def show_tokens(tokens: Sequence[str | bytes], *, ids: Sequence[int] | None = None) -> None:
+    """Display `html_tokens` in a notebook."""
+    from IPython.display import HTML, display
+
+    display(HTML(html_tokens(tokens, ids=ids)))

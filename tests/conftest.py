@@ -1,0 +1,33 @@
+"""Settings for every test and, through the environment, for every notebook kernel that nbval starts."""
+
+import os
+
+# Two busy-waiting OpenMP threads on shared cores can be a hundred times slower than one.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("MINILLM_DEVICE", "cpu")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("MPLBACKEND", "agg")
+
+import pytest
+import torch
+from hypothesis import settings
+
+# Hypothesis: no per-example deadline (machines are shared), the same examples on each run.
+settings.register_profile("minillm", deadline=None, derandomize=True)
+settings.load_profile("minillm")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests marked `gpu` skip, with the reason, where there is no CUDA device."""
+    if torch.cuda.is_available():
+        return
+    for item in items:
+        if "gpu" in item.keywords:
+            item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
+@pytest.fixture
+def generator() -> torch.Generator:
+    """A seeded generator of random numbers."""
+    return torch.Generator().manual_seed(0)

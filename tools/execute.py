@@ -1,0 +1,138 @@
+"""Run notebooks top to bottom and save their outputs, the same bytes each time that the numbers are the same.
+
+    python tools/execute.py                        all notebooks of the course, in place
+    python tools/execute.py notebooks/05_rope.ipynb
+    python tools/execute.py --to build --show notebooks/10_minillm.ipynb    on a copy, printing what it prints
+
+Timing metadata and kernel noise are dropped. A cell that fails stops the run, shows the traceback and leaves
+the file as it was. With --show, output appears while the cells run, and the text of every cell tagged
+`result` is printed once more at the end.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import sys
+import time
+from pathlib import Path
+
+import nbformat
+from nbclient import NotebookClient
+from nbclient.exceptions import CellExecutionError
+
+ROOT = Path(__file__).resolve().parents[1]
+NOISE = ("execution", "ExecuteTime", "collapsed", "scrolled")
+
+
+class Runner(NotebookClient):
+    """A notebook client that says where it is and, if asked, repeats what the cells print."""
+
+    show = False
+
+    def output(self, outs, msg, display_id, cell_index):  # noqa: ANN001, ANN201 (nbclient's signature)
+        if self.show and msg["msg_type"] == "stream":
+            target = sys.stdout if msg["content"]["name"] == "stdout" else sys.stderr
+            print(msg["content"]["text"], end="", file=target, flush=True)
+        return super().output(outs, msg, display_id, cell_index)
+
+
+def clean(notebook: nbformat.NotebookNode) -> None:
+    """Drop what differs from run to run though nothing of interest did."""
+    notebook.metadata.pop("widgets", None)
+    notebook.metadata.kernelspec = {
+        "display_name": "Python 3",
+        "language": "python",
+        "name": "python3",
+    }
+    notebook.metadata.language_info = {"name": "python"}
+    for cell in notebook.cells:
+        for key in NOISE:
+            cell.metadata.pop(key, None)
+        for output in cell.get("outputs", []):
+            if (
+                output.output_type == "stream" and output.name == "stderr"
+            ):  # a progress bar: its last state
+                output.text = "\n".join(
+                    line.rsplit("\r", 1)[-1] for line in output.text.split("\n")
+                )
+            output.get("metadata", {}).pop("filenames", None)
+
+
+def execute(
+    path: Path, target: Path, *, show: bool = False, timeout: int = 1800
+) -> nbformat.NotebookNode:
+    """Run the notebook at `path` in the folder of `target` and write it there. Raises: CellExecutionError."""
+    notebook = nbformat.read(path, as_version=4)
+    for cell in notebook.cells:
+        if cell.cell_type == "code":
+            cell.outputs, cell.execution_count = [], None
+    resources = {"metadata": {"path": str(target.parent)}}
+    client = Runner(
+        notebook, timeout=timeout, kernel_name="python3", resources=resources, record_timing=False
+    )
+    client.show = show
+    if show:
+        total = sum(cell.cell_type == "code" for cell in notebook.cells)
+
+        def announce(cell, cell_index, **_):  # noqa: ANN001, ANN003
+            done = sum(c.cell_type == "code" for c in notebook.cells[: cell_index + 1])
+            lines = [
+                ln for ln in cell.source.splitlines() if ln.strip() and not ln.startswith("#|")
+            ]
+            print(f"[{done}/{total}] {lines[0][:80] if lines else ''}", flush=True)
+
+        client.on_cell_start = announce
+    client.execute()
+    clean(notebook)
+    temporary = target.with_suffix(".tmp")
+    nbformat.write(notebook, temporary)
+    os.replace(temporary, target)
+    return notebook
+
+
+def results(notebook: nbformat.NotebookNode) -> str:
+    """What the cells tagged `result` printed."""
+    tagged = [c for c in notebook.cells if "result" in c.metadata.get("tags", [])]
+    return "\n".join(
+        o.text.rstrip() for c in tagged for o in c.outputs if o.output_type == "stream"
+    )
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("notebooks", nargs="*", type=Path)
+    parser.add_argument(
+        "--to", type=Path, help="folder for the executed copies (default: in place)"
+    )
+    parser.add_argument(
+        "--show", action="store_true", help="print what the cells print, as they run"
+    )
+    args = parser.parse_args(argv)
+    if sys.platform == "win32":
+        asyncio.set_event_loop_policy(asyncio.WindowsSelectorEventLoopPolicy())
+    folder = ROOT / "notebooks"
+    paths = args.notebooks or sorted(folder.glob("*.ipynb")) + sorted(
+        folder.glob("solutions/*.ipynb")
+    )
+    for path in paths:
+        target = (args.to or path.parent).resolve() / path.name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        start = time.perf_counter()
+        try:
+            notebook = execute(path, target, show=args.show)
+        except CellExecutionError as error:
+            print(f"{path}: {error}", file=sys.stderr)
+            return 1
+        seconds = time.perf_counter() - start
+        if args.show:
+            print("\n" + results(notebook))
+        print(f"{os.path.relpath(target)}: {seconds:.1f} s")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
