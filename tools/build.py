@@ -135,7 +135,7 @@ def write(path: Path, text: str) -> bool:
 
 def ruff(text: str, name: str, root: Path) -> str:
     """Sort imports and format, with the settings of pyproject.toml."""
-    for command in (["check", "--select", "I", "--fix-only", "--quiet"], ["format", "--quiet"]):
+    for command in (["check", "--select", "I,RUF022", "--fix-only", "--quiet"], ["format", "--quiet"]):
         command = [
             sys.executable,
             "-m",
@@ -160,7 +160,7 @@ def render(notebook: Notebook, module: str, root: Path) -> str:
         raise BuildError(f"{where}: the first marked cell of {module} must open with its docstring")
     imports = dict.fromkeys(ast.unparse(s.node) for s in segments if s.is_import)
     body = [s for s in segments[1:] if not s.is_import]
-    names = dict.fromkeys(n for s in body for n in public_names(s.node))
+    names = dict.fromkeys(n for s in segments for n in public_names(s.node))
     exported = "__all__ = [" + ", ".join(f'"{n}"' for n in names) + "]"
     parts = [segments[0].text, HEADER.format(notebook.path.name), "\n".join(imports), exported]
     return ruff("\n\n".join(parts + [s.text for s in body]) + "\n", module, root)
@@ -173,6 +173,8 @@ def public_names(node: ast.stmt) -> list[str]:
         names = [t.id for t in node.targets if isinstance(t, ast.Name)]
     elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
         names = [node.target.id]
+    elif isinstance(node, ast.ImportFrom):  # `from a import b as b` passes b on, as type checkers read it
+        names = [a.name for a in node.names if a.asname == a.name]
     else:
         names = []
     return [n for n in names if not n.startswith("_")]

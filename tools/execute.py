@@ -70,7 +70,8 @@ def execute(
             cell.outputs, cell.execution_count = [], None
     resources = {"metadata": {"path": str(target.parent)}}
     client = Runner(
-        notebook, timeout=timeout, kernel_name="python3", resources=resources, record_timing=False
+        notebook,
+        extra_arguments=["--log-level=ERROR"], timeout=timeout, kernel_name="python3", resources=resources, record_timing=False
     )
     client.show = show
     if show:

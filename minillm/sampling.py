@@ -1,0 +1,296 @@
+"""Choosing the next token: filters on logits, a sampler, beam search, the speculative step.
+
+All filters are pure functions (B, V) -> (B, V) in which a forbidden token has the logit -inf.
+Explained in notebooks/08_sampling.ipynb.
+"""
+
+# Built from notebooks/08_sampling.ipynb: edit there, then make build.
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from minillm.search import Hypothesis as Hypothesis
+from minillm.search import beam_search as beam_search
+from minillm.search import exhaustive_search as exhaustive_search
+
+__all__ = [
+    "GREEDY",
+    "Hypothesis",
+    "Sampler",
+    "beam_search",
+    "draw",
+    "draw_exponential",
+    "draw_gumbel",
+    "exhaustive_search",
+    "frequency_penalty",
+    "min_p",
+    "presence_penalty",
+    "repetition_penalty",
+    "speculative_step",
+    "temperature",
+    "top_k",
+    "top_p",
+]
+
+
+def temperature(logits: Tensor, t: float) -> Tensor:
+    """Sharpen (t < 1) or flatten (t > 1) a distribution; t = 1 leaves it.
+
+    Shape: (B, V) -> (B, V).
+    Raises: ValueError unless t > 0 (for the limit t -> 0 take the argmax, as `Sampler` does).
+    """
+    if not t > 0:
+        raise ValueError(f"temperature must be > 0, got {t}")
+    return logits / t
+
+
+def top_k(logits: Tensor, k: int) -> Tensor:
+    """Keep the k largest logits, exactly k also when there are ties.
+
+    Shape: (B, V) -> (B, V).
+    Raises: ValueError unless k >= 1.
+    """
+    if k < 1:
+        raise ValueError(f"top_k must be >= 1, got {k}")
+    best, ids = logits.topk(min(k, logits.shape[-1]), dim=-1)
+    return _scatter(best, ids, logits)
+
+
+def _scatter(values: Tensor, ids: Tensor, like: Tensor) -> Tensor:
+    """Logits of the shape of `like` that are -inf except for `values` at `ids`."""
+    return torch.full_like(like, -math.inf).scatter(-1, ids, values)
+
+
+def _nucleus(ordered: Tensor, total: Tensor, p: float) -> Tensor:
+    """Which of the logits, in descending order, are kept; `total` is the log of all mass."""
+    probabilities = (ordered - total).exp()
+    before = probabilities.cumsum(-1) - probabilities
+    keep = before < p
+    keep[..., 0] = True  # the best token stays, whatever p
+    return keep
+
+
+def top_p(logits: Tensor, p: float) -> Tensor:
+    """Keep the smallest set of most probable tokens whose mass reaches p (nucleus sampling).
+
+    The token that crosses p is kept. Only as much of the vocabulary is sorted as the nucleus needs.
+
+    Shape: (B, V) -> (B, V).
+    Raises: ValueError unless 0 < p <= 1.
+    Source: Holtzman et al. 2020, section 3.1.
+    """
+    if not 0 < p <= 1:
+        raise ValueError(f"top_p must be in (0, 1], got {p}")
+    if p == 1:
+        return logits
+    x = logits.float()
+    total, size = x.logsumexp(-1, keepdim=True), 256
+    while True:
+        size = min(size, x.shape[-1])
+        ordered, ids = x.topk(size, dim=-1)
+        keep = _nucleus(ordered, total, p)
+        if size == x.shape[-1] or not bool(keep[..., -1].any()):
+            return _scatter(logits.gather(-1, ids).masked_fill(~keep, -math.inf), ids, logits)
+        size *= 8
+
+
+def min_p(logits: Tensor, p: float) -> Tensor:
+    """Keep tokens at least p times as probable as the most probable one.
+
+    Shape: (B, V) -> (B, V).
+    Raises: ValueError unless 0 <= p <= 1.
+    Source: Nguyen et al. 2024, "Turning up the heat: min-p sampling".
+    """
+    if not 0 <= p <= 1:
+        raise ValueError(f"min_p must be in [0, 1], got {p}")
+    if p == 0:
+        return logits
+    floor = logits.amax(-1, keepdim=True) + math.log(p)
+    return logits.masked_fill(logits < floor, -math.inf)
+
+
+def _counts(logits: Tensor, previous_ids: Tensor) -> Tensor:
+    """How often each token occurs in `previous_ids` (B, T); negative ids count nothing."""
+    if previous_ids.ndim != 2 or previous_ids.shape[0] != logits.shape[0]:
+        have, want = tuple(previous_ids.shape), tuple(logits.shape)
+        raise ValueError(f"previous_ids {have} must be (B, T) for logits {want}")
+    real = previous_ids >= 0
+    counts = torch.zeros_like(logits, dtype=torch.float32)
+    return counts.scatter_add_(-1, previous_ids.clamp(min=0), real.float())
+
+
+def repetition_penalty(logits: Tensor, previous_ids: Tensor, penalty: float) -> Tensor:
+    """Divide positive and multiply negative logits of tokens that occurred by `penalty`.
+
+    Shape: logits (B, V), previous_ids (B, T) with -1 for "no token" -> (B, V).
+    Raises: ValueError unless penalty > 0, or if the shapes do not fit.
+    Source: Keskar et al. 2019 (CTRL), section 4.1; for negative logits as Hugging Face does.
+    """
+    if not penalty > 0:
+        raise ValueError(f"repetition_penalty must be > 0, got {penalty}")
+    seen = _counts(logits, previous_ids) > 0
+    return torch.where(seen, torch.where(logits < 0, logits * penalty, logits / penalty), logits)
+
+
+def presence_penalty(logits: Tensor, previous_ids: Tensor, penalty: float) -> Tensor:
+    """Subtract `penalty` once from each token that occurred. Shapes as `repetition_penalty`."""
+    return logits - penalty * (_counts(logits, previous_ids) > 0)
+
+
+def frequency_penalty(logits: Tensor, previous_ids: Tensor, penalty: float) -> Tensor:
+    """Subtract `penalty` per occurrence of each token. Shapes as `repetition_penalty`."""
+    return logits - penalty * _counts(logits, previous_ids)
+
+
+def draw(probabilities: Tensor, uniform: Tensor) -> Tensor:
+    """Invert the cumulative distribution: the first token whose cumulative sum exceeds `uniform`.
+
+    Shape: probabilities (B, V), uniform (B,) in [0, 1) -> ids (B,).
+    """
+    cumulative = probabilities.double().cumsum(-1)
+    target = uniform.double().to(probabilities.device)[:, None] * cumulative[:, -1:]
+    ids = torch.searchsorted(cumulative, target, right=True)[:, 0]
+    # Rounding must not carry us beyond the last possible token.
+    last = (probabilities > 0).long().cumsum(-1).argmax(-1)
+    return torch.minimum(ids, last)
+
+
+def draw_exponential(probabilities: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
+    """A race of exponential clocks: argmax of p / E with E ~ Exp(1). Shape: (B, V) -> (B,)."""
+    clocks = torch.empty_like(probabilities).exponential_(generator=generator)
+    return (probabilities / clocks.clamp(min=torch.finfo(clocks.dtype).tiny)).argmax(-1)
+
+
+def draw_gumbel(logits: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
+    """Argmax of logits + Gumbel noise. Shape: (B, V) -> (B,)."""
+    clocks = torch.empty_like(logits).exponential_(generator=generator)
+    return (logits - clocks.clamp(min=torch.finfo(clocks.dtype).tiny).log()).argmax(-1)
+
+
+@dataclass
+class Sampler:
+    """Chooses one token a row from logits: penalties, temperature, top-k, top-p, min-p, draw.
+
+    `temperature=0` is greedy. With `seed` an int, row b has its own stream seeded with `seed + b`;
+    with a sequence, row b's seed is `seed[b]`; with None, torch's default generator is used. Called
+    with logits (B, V) and optionally previous_ids (B, T), it returns ids (B,).
+
+    Raises: ValueError for parameters out of range, logits with NaN or +inf, a row of -inf only.
+    """
+
+    temperature: float = 1.0
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    seed: int | Sequence[int] | None = None
+
+    def __post_init__(self) -> None:
+        if not self.temperature >= 0:
+            raise ValueError(f"temperature must be >= 0, got {self.temperature}")
+        if not self.repetition_penalty > 0:
+            raise ValueError(f"repetition_penalty must be > 0, got {self.repetition_penalty}")
+        probe = torch.zeros(1, 2)
+        for value, check in ((self.top_k, top_k), (self.top_p, top_p), (self.min_p, min_p)):
+            if value is not None:
+                check(probe, value)
+        self.reset()
+
+    def reset(self) -> None:
+        """Start every row's stream anew."""
+        self._streams: list[torch.Generator] = []
+
+    def process(self, logits: Tensor, previous_ids: Tensor | None = None) -> Tensor:
+        """Filtered logits in float32, -inf where a token is out. Shape: (B, V) -> (B, V)."""
+        if logits.ndim != 2:
+            raise ValueError(f"logits must be (B, V), got {tuple(logits.shape)}")
+        x = logits.float()
+        if not bool(x.amax(-1).isfinite().all()):  # one NaN makes the maximum NaN
+            raise ValueError("logits hold NaN or +inf, or a row has nothing but -inf")
+        if previous_ids is not None:
+            if self.repetition_penalty != 1:
+                x = repetition_penalty(x, previous_ids, self.repetition_penalty)
+            if self.presence_penalty:
+                x = presence_penalty(x, previous_ids, self.presence_penalty)
+            if self.frequency_penalty:
+                x = frequency_penalty(x, previous_ids, self.frequency_penalty)
+        if self.temperature == 0:
+            return top_k(x, 1)
+        return self._cut(temperature(x, self.temperature))
+
+    def _cut(self, x: Tensor) -> Tensor:
+        """Top-k, top-p and min-p; after top-k the others look at its k survivors only."""
+        if self.top_k is None or self.top_k >= x.shape[-1]:
+            x = x if self.top_p is None else top_p(x, self.top_p)
+            return x if self.min_p is None else min_p(x, self.min_p)
+        best, ids = x.topk(self.top_k, dim=-1)
+        if self.top_p is not None and self.top_p < 1:
+            keep = _nucleus(best, best.logsumexp(-1, keepdim=True), self.top_p)
+            best = best.masked_fill(~keep, -math.inf)
+        best = best if self.min_p is None else min_p(best, self.min_p)
+        return _scatter(best, ids, x)
+
+    def probabilities(self, logits: Tensor, previous_ids: Tensor | None = None) -> Tensor:
+        """The distribution drawn from. Shape: (B, V) -> (B, V), rows sum to 1."""
+        return self.process(logits, previous_ids).softmax(-1)
+
+    def uniform(self, rows: int) -> Tensor:
+        """One number in [0, 1) from each row's own stream. Shape: -> (rows,)."""
+        if self.seed is None:
+            return torch.rand(rows, dtype=torch.float64)
+        while len(self._streams) < rows:
+            b = len(self._streams)
+            if not isinstance(self.seed, int) and b >= len(self.seed):
+                raise ValueError(f"{rows} rows but only {len(self.seed)} seeds")
+            seed = self.seed + b if isinstance(self.seed, int) else self.seed[b]
+            self._streams.append(torch.Generator().manual_seed(seed))
+        streams = self._streams[:rows]
+        return torch.cat([torch.rand(1, generator=g, dtype=torch.float64) for g in streams])
+
+    def __call__(self, logits: Tensor, previous_ids: Tensor | None = None) -> Tensor:
+        """Shape: logits (B, V), previous_ids (B, T) -> ids (B,)."""
+        processed = self.process(logits, previous_ids)
+        if self.temperature == 0:
+            return processed.argmax(-1)
+        return draw(processed.softmax(-1), self.uniform(logits.shape[0]))
+
+
+GREEDY = Sampler(temperature=0.0)
+
+
+def speculative_step(
+    draft_probs: Tensor,
+    target_probs: Tensor,
+    draft_ids: Tensor,
+    *,
+    generator: torch.Generator | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Accept a prefix of drafted tokens and give the token after it; distributed as the target.
+
+    Shape: draft_probs (B, K, V), target_probs (B, K + 1, V), draft_ids (B, K)
+        -> num_accepted (B,) in 0..K, next_ids (B,).
+    Raises: ValueError if the shapes do not fit.
+    Source: Leviathan et al. 2023, algorithm 1; Chen et al. 2023.
+    """
+    B, K, V = draft_probs.shape
+    if target_probs.shape != (B, K + 1, V) or draft_ids.shape != (B, K):
+        shapes = [tuple(x.shape) for x in (draft_probs, target_probs, draft_ids)]
+        raise ValueError(f"draft_probs, target_probs, draft_ids do not fit: {shapes}")
+    device = target_probs.device
+    p = target_probs[:, :K].gather(-1, draft_ids[..., None])[..., 0].double()  # (B, K)
+    q = draft_probs.gather(-1, draft_ids[..., None])[..., 0].double()
+    chance = torch.rand(B, K, generator=generator, dtype=torch.float64).to(device)
+    accepted = (chance * q < p).long().cumprod(-1).sum(-1)  # (B,)
+    rows = torch.arange(B, device=device)
+    rest = target_probs[rows, accepted].double()
+    refused = draft_probs[rows, accepted.clamp(max=K - 1)].double()
+    residual = (rest - refused).clamp(min=0)
+    use = (accepted < K)[:, None] & (residual.sum(-1, keepdim=True) > 0)
+    uniform = torch.rand(B, generator=generator, dtype=torch.float64)
+    return accepted, draw(torch.where(use, residual, rest), uniform)

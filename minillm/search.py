@@ -1,0 +1,117 @@
+"""Searching for the best sequence: beam search, and exhaustive search to check it by.
+
+Explained in notebooks/08_sampling.ipynb; `minillm.sampling` passes these names on.
+"""
+
+# Built from notebooks/08_sampling.ipynb: edit there, then make build.
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+__all__ = ["Hypothesis", "Step", "beam_search", "exhaustive_search"]
+
+Step = Callable[[Tensor], Tensor]  # ids (N, T) -> logits (N, V) of the next token
+
+
+@dataclass(frozen=True)
+class Hypothesis:
+    """A finished sequence: the new ids, their log-probability in nats, and log_prob / length**a."""
+
+    ids: list[int]
+    log_prob: float
+    score: float
+
+
+def _end_tokens(eos_token_id: int | Iterable[int] | None) -> set[int]:
+    if eos_token_id is None:
+        return set()
+    return {eos_token_id} if isinstance(eos_token_id, int) else set(eos_token_id)
+
+
+def _next_log_probs(step: Step, prompt: Tensor, paths: list[list[int]]) -> Tensor:
+    """Log-probabilities (N, V) in float64 of what follows the prompt (T,) and each path."""
+    tails = torch.tensor(paths, dtype=torch.long, device=prompt.device).view(len(paths), -1)
+    ids = torch.cat([prompt.expand(len(paths), -1), tails], dim=1)
+    return step(ids).double().log_softmax(-1)
+
+
+def beam_search(
+    step: Step,
+    prompt: Tensor,
+    *,
+    num_beams: int,
+    max_new_tokens: int,
+    length_penalty: float = 1.0,
+    eos_token_id: int | Iterable[int] | None = None,
+    min_new_tokens: int = 0,
+    num_return: int = 1,
+) -> list[Hypothesis]:
+    """The best sequences that a beam of `num_beams` unfinished ones finds, best first.
+
+    `step` maps ids (N, T) to the logits (N, V) of the next token. A sequence ends with a token of
+    `eos_token_id` (never before `min_new_tokens`) or at `max_new_tokens`; they are ranked by
+    log_prob / length**length_penalty.
+
+    Raises: ValueError for sizes below 1, num_return > num_beams or a negative length_penalty.
+    """
+    if min(num_beams, max_new_tokens, num_return) < 1 or num_return > num_beams:
+        raise ValueError(
+            f"need 1 <= num_return ({num_return}) <= num_beams ({num_beams})"
+            f" and max_new_tokens ({max_new_tokens}) >= 1"
+        )
+    if length_penalty < 0:
+        raise ValueError(f"length_penalty must be >= 0, got {length_penalty}")
+    ends, live, done = _end_tokens(eos_token_id), [([], 0.0)], []
+    for length in range(1, max_new_tokens + 1):
+        log_probs = _next_log_probs(step, prompt, [path for path, _ in live])
+        if length < min_new_tokens and ends:
+            log_probs[:, list(ends)] = -math.inf
+        scores = torch.tensor([s for _, s in live], dtype=log_probs.dtype)
+        total = log_probs + scores.to(log_probs.device)[:, None]
+        width = min(num_beams * (1 + len(ends)), total.numel())
+        best, index = total.flatten().topk(width)
+        grown = []
+        for value, i in zip(best.tolist(), index.tolist(), strict=True):
+            path = [*live[i // total.shape[1]][0], i % total.shape[1]]
+            if value == -math.inf:
+                continue
+            if path[-1] in ends or length == max_new_tokens:
+                done.append(Hypothesis(path, value, value / length**length_penalty))
+            elif len(grown) < num_beams:
+                grown.append((path, value))
+        done = sorted(done, key=lambda h: -h.score)[:num_return]
+        # No continuation can beat this: log-probabilities only fall, lengths end at the limit.
+        bound = max((s for _, s in grown), default=-math.inf) / max_new_tokens**length_penalty
+        if not grown or (len(done) == num_return and done[-1].score >= bound):
+            break
+        live = grown
+    return done
+
+
+def exhaustive_search(
+    step: Step,
+    prompt: Tensor,
+    *,
+    max_new_tokens: int,
+    length_penalty: float = 1.0,
+    eos_token_id: int | Iterable[int] | None = None,
+) -> Hypothesis:
+    """The best of all sequences up to `max_new_tokens`: exact, and V**max_new_tokens expensive."""
+    ends, live, best = _end_tokens(eos_token_id), [([], 0.0)], None
+    for length in range(1, max_new_tokens + 1):
+        log_probs = _next_log_probs(step, prompt, [path for path, _ in live]).tolist()
+        grown = []
+        for (path, sofar), row in zip(live, log_probs, strict=True):
+            for token, value in enumerate(row):
+                if token in ends or length == max_new_tokens:
+                    total = sofar + value
+                    found = Hypothesis([*path, token], total, total / length**length_penalty)
+                    best = found if best is None or found.score > best.score else best
+                else:
+                    grown.append(([*path, token], sofar + value))
+        live = grown
+    return best
