@@ -1,6 +1,6 @@
-"""A small, fast, real language model, built line by line in ten notebooks that are this package's source.
+"""A small, fast, real language model; ten notebooks that build it line by line are its source.
 
-Public names are resolved on first use, so that `from minillm.tokenizer import BPETokenizer` needs no torch.
+Public names are resolved on first use: `from minillm.tokenizer import BPETokenizer` needs no torch.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _PUBLIC = {
 }
 _MODULE_OF = {name: module for module, names in _PUBLIC.items() for name in names}
 
-__all__ = sorted(_MODULE_OF)  # noqa: PLE0605
+__all__ = sorted(_MODULE_OF)
 
 
 def __getattr__(name: str) -> Any:

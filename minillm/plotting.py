@@ -1,6 +1,6 @@
 """Pictures: one figure style, curves with direct labels, attention maps, tokens in colour.
 
-Used by all notebooks. matplotlib is imported inside the functions, so that importing minillm never needs it.
+Used by all notebooks. matplotlib is imported inside the functions: minillm never needs it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ FONT_SIZE = 10.5
 def figure(
     rows: int = 1, columns: int = 1, *, width: float = 7.2, height: float = 3.4, **kwargs: Any
 ) -> tuple[Figure, Any]:
-    """A figure in the course's style, with its axes, as `plt.subplots` gives them; sizes in inches."""
+    """A figure in the course's style and its axes, as from `plt.subplots`; sizes in inches."""
     import matplotlib.pyplot as plt
     from cycler import cycler
 
@@ -34,8 +34,7 @@ def figure(
         "figure.dpi": 110,
         "savefig.bbox": "tight",
         "font.size": FONT_SIZE,
-        "axes.titlesize": FONT_SIZE + 1,
-        "axes.titleweight": "bold",
+        "axes.titlesize": FONT_SIZE,
         "axes.titlelocation": "left",
         "axes.spines.top": False,
         "axes.spines.right": False,
@@ -47,9 +46,9 @@ def figure(
         "legend.frameon": False,
         "axes.prop_cycle": cycler(color=COLORS) + cycler(linestyle=LINE_STYLES),
     }
-    with plt.rc_context(style):
-        kwargs.setdefault("layout", "constrained")
-        return plt.subplots(rows, columns, figsize=(width, height), **kwargs)
+    plt.rcParams.update(style)  # for good: titles and labels that come later follow it too
+    kwargs.setdefault("layout", "constrained")
+    return plt.subplots(rows, columns, figsize=(width, height), **kwargs)
 
 
 def label_lines(ax: Axes, *, pad: float = 0.02) -> None:
@@ -80,7 +79,7 @@ def attention_map(
 ) -> Axes:
     """Draw one head's weights as a grid: a row a query, a column a key, darker for more.
 
-    Shape: weights (T, S), a tensor or an array; `queries` has T labels, `keys` S (default: the queries).
+    Shape: weights (T, S), tensor or array; T `queries` and S `keys` as labels (keys: the queries).
     Raises: ValueError if the labels do not fit the weights.
     """  # fmt: skip
     import numpy as np
@@ -114,7 +113,7 @@ def visible(text: str) -> str:
 
 
 def html_tokens(tokens: Sequence[str | bytes], *, ids: Sequence[int] | None = None) -> str:
-    """Tokens as boxes in alternating colours, as HTML; bytes that are no character appear as hex."""
+    """Tokens as HTML boxes in alternating colours; bytes that are no character appear as hex."""
     boxes = []
     for i, token in enumerate(tokens):
         text = token

@@ -1,4 +1,4 @@
-"""Settings for every test and, through the environment, for every notebook kernel that nbval starts."""
+"""Settings for every test and, through the environment, for the notebook kernels of nbval."""
 
 import os
 

@@ -1,12 +1,13 @@
 """Notebooks -> package, package -> notebooks, and the check that both say the same.
 
     python tools/build.py build [NOTEBOOK ...]   write minillm/*.py from the marked cells
-    python tools/build.py pull  [MODULE ...]     carry edits of minillm/*.py back into the cells that own them
-    python tools/build.py check                  fail if the two differ, and say which command mends it
+    python tools/build.py pull  [MODULE ...]     carry edits of minillm/*.py back into their cells
+    python tools/build.py check                  fail if the two differ; say what mends it
 
-A notebook names its module with `#| default_exp rope`; a cell whose first line is `#| export` belongs to
-that module, one that begins with `#| export cache` to another. The first marked cell of a module opens with
-its docstring. Imports of all its cells are gathered at the top, `__all__` is made from the public names.
+A notebook names its module with `#| default_exp rope`; a cell whose first line is `#| export`
+belongs to that module, one that begins with `#| export cache` to another. The first marked cell of
+a module opens with its docstring. Imports of all its cells are gathered at the top; `__all__` is
+made from the public names, and from names passed on with `from a import b as b`.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class BuildError(Exception):
 
 @dataclass
 class Segment:
-    """One top-level statement with the comments above it; `cell` is the index of the cell that owns it."""
+    """One top-level statement with the comments above it, and the cell it stands in."""
 
     text: str
     node: ast.stmt
@@ -62,7 +63,7 @@ class Segment:
 
 
 def split(source: str, where: str, cell: int = -1) -> list[Segment]:
-    """Top-level statements of `source`. Raises: BuildError naming `where` if it is not plain Python."""
+    """Top-level statements of `source`. Raises: BuildError naming `where` if not plain Python."""
     try:
         body = ast.parse(source).body
     except SyntaxError as error:
@@ -84,7 +85,7 @@ def split(source: str, where: str, cell: int = -1) -> list[Segment]:
 class Notebook:
     """A notebook file and, per module, the marked cells in order."""
 
-    def __init__(self, path: Path):
+    def __init__(self, path: Path) -> None:
         self.path = path
         self.data = json.loads(path.read_text(encoding="utf-8"))
         self.default: str | None = None
@@ -135,7 +136,10 @@ def write(path: Path, text: str) -> bool:
 
 def ruff(text: str, name: str, root: Path) -> str:
     """Sort imports and format, with the settings of pyproject.toml."""
-    for command in (["check", "--select", "I,RUF022", "--fix-only", "--quiet"], ["format", "--quiet"]):
+    for command in (
+        ["check", "--select", "I,RUF022", "--fix-only", "--quiet"],
+        ["format", "--quiet"],
+    ):
         command = [
             sys.executable,
             "-m",
@@ -173,7 +177,9 @@ def public_names(node: ast.stmt) -> list[str]:
         names = [t.id for t in node.targets if isinstance(t, ast.Name)]
     elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
         names = [node.target.id]
-    elif isinstance(node, ast.ImportFrom):  # `from a import b as b` passes b on, as type checkers read it
+    elif isinstance(
+        node, ast.ImportFrom
+    ):  # `from a import b as b` passes b on, as type checkers read it
         names = [a.name for a in node.names if a.asname == a.name]
     else:
         names = []
@@ -209,7 +215,7 @@ def build(root: Path = ROOT, only: Iterable[str] = ()) -> list[str]:
 
 
 def drift(root: Path = ROOT) -> list[str]:
-    """One line a difference between notebooks and package, each naming the command that mends it."""
+    """One line for each difference, naming the command that mends it."""
     problems, owned = [], owners(root)
     for module, notebook in owned.items():
         path, text = root / "minillm" / f"{module}.py", render(notebook, module, root)
@@ -250,7 +256,7 @@ def which_command(root: Path, module: Path, notebook: Path, built: str) -> str:
 
 
 def pull(root: Path = ROOT, only: Iterable[str] = ()) -> list[str]:
-    """Carry edits made in minillm/*.py back into the owning cells; returns the notebooks that changed."""
+    """Carry edits of minillm/*.py back into their cells; returns the notebooks that changed."""
     only = {Path(name).stem for name in only}
     changed: dict[str, None] = {}
     for module, notebook in owners(root).items():
@@ -326,7 +332,10 @@ def single_imports(node: ast.stmt) -> list[str]:
 
 
 def sync(name: str) -> None:
-    """For a notebook's last cell: rebuild its modules from the saved file; under pytest and build/ only check."""
+    """A notebook's last cell: rebuild its modules from the saved file.
+
+    Under pytest and in build/ it only checks. Edits that are not saved yet are named instead.
+    """
     notebook = Notebook(ROOT / "notebooks" / name)
     saved = {
         "".join(c["source"]).strip() for c in notebook.data["cells"] if c["cell_type"] == "code"
@@ -348,7 +357,7 @@ def sync(name: str) -> None:
         same = path.exists() and path.read_text(encoding="utf-8") == text
         if unsaved:
             print(
-                f"unsaved edits: save this notebook, then run this cell again ({'; '.join(unsaved)})"
+                f"unsaved edits: save the notebook, then run this cell again ({'; '.join(unsaved)})"
             )
             return
         if not same and only_check:

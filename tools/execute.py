@@ -1,12 +1,12 @@
-"""Run notebooks top to bottom and save their outputs, the same bytes each time that the numbers are the same.
+"""Run notebooks top to bottom and save their outputs, reproducibly.
 
     python tools/execute.py                        all notebooks of the course, in place
     python tools/execute.py notebooks/05_rope.ipynb
-    python tools/execute.py --to build --show notebooks/10_minillm.ipynb    on a copy, printing what it prints
+    python tools/execute.py --to build --show notebooks/10_minillm.ipynb    on a copy, aloud
 
-Timing metadata and kernel noise are dropped. A cell that fails stops the run, shows the traceback and leaves
-the file as it was. With --show, output appears while the cells run, and the text of every cell tagged
-`result` is printed once more at the end.
+Timing metadata and kernel noise are dropped. A cell that fails stops the run, shows the traceback
+and leaves the file as it was. With --show, output appears while the cells run, and the text of
+every cell tagged `result` is printed once more at the end.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Runner(NotebookClient):
 
 def clean(notebook: nbformat.NotebookNode) -> None:
     """Drop what differs from run to run though nothing of interest did."""
-    notebook.metadata.pop("widgets", None)
+    notebook.metadata.clear()
     notebook.metadata.kernelspec = {
         "display_name": "Python 3",
         "language": "python",
@@ -63,7 +63,7 @@ def clean(notebook: nbformat.NotebookNode) -> None:
 def execute(
     path: Path, target: Path, *, show: bool = False, timeout: int = 1800
 ) -> nbformat.NotebookNode:
-    """Run the notebook at `path` in the folder of `target` and write it there. Raises: CellExecutionError."""
+    """Run the notebook at `path` in the folder of `target` and write it there."""
     notebook = nbformat.read(path, as_version=4)
     for cell in notebook.cells:
         if cell.cell_type == "code":
@@ -71,13 +71,17 @@ def execute(
     resources = {"metadata": {"path": str(target.parent)}}
     client = Runner(
         notebook,
-        extra_arguments=["--log-level=ERROR"], timeout=timeout, kernel_name="python3", resources=resources, record_timing=False
+        extra_arguments=["--log-level=ERROR"],
+        timeout=timeout,
+        kernel_name="python3",
+        resources=resources,
+        record_timing=False,
     )
     client.show = show
     if show:
         total = sum(cell.cell_type == "code" for cell in notebook.cells)
 
-        def announce(cell, cell_index, **_):  # noqa: ANN001, ANN003
+        def announce(cell, cell_index, **_) -> None:  # noqa: ANN001, ANN003
             done = sum(c.cell_type == "code" for c in notebook.cells[: cell_index + 1])
             lines = [
                 ln for ln in cell.source.splitlines() if ln.strip() and not ln.startswith("#|")

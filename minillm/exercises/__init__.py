@@ -1,7 +1,7 @@
-"""Exercises that check themselves: `check("02.3", my_function)` says what is asked, what is wrong, or that it is right.
+"""Exercises that check themselves: `check("02.3", answer)` says what is asked, wrong or right.
 
-One module a notebook (`tokenizer.py` holds 02.1, 02.2, ...). A grader is a function that takes the reader's answer
-and returns None if it is right, or one sentence that says what is wrong; it is registered with `@exercise`.
+One module a notebook (`tokenizer.py` holds 02.1, 02.2, ...). A grader, registered with `@exercise`,
+takes the reader's answer and returns None if it is right, else one sentence that says why not.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _registry: dict[str, tuple[str, Grader]] = {}
 
 @dataclass(frozen=True)
 class Result:
-    """What a grader found. `status` is "unsolved", "wrong" or "correct"; `message` is one sentence."""
+    """What a grader found: "unsolved", "wrong" or "correct", and one sentence about it."""
 
     exercise: str
     status: Literal["unsolved", "wrong", "correct"]
@@ -42,12 +42,12 @@ class Result:
         return f"{self.exercise} {self.status}: {self.message}"
 
 
-class Unsolved(Exception):
+class Unsolved(Exception):  # noqa: N818 (it is no error)
     """Raised by a grader that met a stub: the answer returned None or `...`."""
 
 
 def exercise(name: str, task: str) -> Callable[[Grader], Grader]:
-    """Register a grader under `name` ("02.3"); `task` is the sentence that an unsolved stub gets."""
+    """Register a grader under `name` ("02.3"); `task` is what an unsolved stub is told."""
 
     def register(grader: Grader) -> Grader:
         if name in _registry and _registry[name][1].__qualname__ != grader.__qualname__:

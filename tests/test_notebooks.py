@@ -1,0 +1,151 @@
+"""House rules of the notebooks: executed, whole, in step with the package, no output hidden."""
+
+import ast
+import base64
+import json
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "tools"))
+import build  # noqa: E402
+
+COURSE = sorted((ROOT / "notebooks").glob("*.ipynb"))
+SOLUTIONS = sorted((ROOT / "notebooks" / "solutions").glob("*.ipynb"))
+IGNORE = re.compile(r"NBVAL_(IGNORE_OUTPUT|SKIP|RAISES_EXCEPTION)")
+
+
+def load(path: Path) -> list[dict]:
+    cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+    return [c | {"source": "".join(c["source"])} for c in cells]
+
+
+def code(path: Path) -> list[dict]:
+    return [c for c in load(path) if c["cell_type"] == "code"]
+
+
+def name(path: Path) -> str:
+    return path.relative_to(ROOT / "notebooks").as_posix()
+
+
+course = pytest.mark.parametrize("path", COURSE, ids=name)
+everything = pytest.mark.parametrize("path", COURSE + SOLUTIONS, ids=name)
+
+
+def test_package_equals_notebooks():
+    assert build.drift(ROOT) == []
+
+
+def test_the_course_is_complete():
+    assert [p.name[:2] for p in COURSE] == [f"{n:02}" for n in range(1, 11)]
+
+
+@everything
+def test_executed_top_to_bottom(path):
+    counts = [c["execution_count"] for c in code(path) if c["source"].strip()]
+    assert counts == list(range(1, len(counts) + 1))
+    assert all(c["source"].strip() for c in code(path)), "an empty code cell"
+
+
+@everything
+def test_outputs_hold_no_errors_warnings_or_paths(path):
+    for cell in code(path):
+        for output in cell["outputs"]:
+            assert output["output_type"] != "error", cell["source"]
+            text = json.dumps({k: v for k, v in output.items() if k != "data"})
+            text += json.dumps(
+                {k: v for k, v in output.get("data", {}).items() if "image" not in k}
+            )
+            assert "Warning" not in text, cell["source"]
+            assert not re.search(r"/(home|root|tmp|Users|work)/", text), cell["source"]
+
+
+@everything
+def test_metadata_is_clean(path):
+    data = json.loads(path.read_text(encoding="utf-8"))
+    assert set(data["metadata"]) <= {"kernelspec", "language_info"}
+    assert all(set(c["metadata"]) <= {"tags"} for c in data["cells"])
+    assert len({c["id"] for c in data["cells"]}) == len(data["cells"])
+
+
+@course
+def test_the_first_page_and_the_last(path):
+    cells = load(path)
+    first, text = cells[0]["source"], "\n".join(c["source"] for c in cells)
+    assert cells[0]["cell_type"] == "markdown" and first.startswith(f"# {path.name[:2]} ")
+    assert re.search(r"\w\?", first), "the first cell asks the notebook's question"
+    for heading in ("## Recap", "## Sources"):
+        assert heading in text
+    assert f'sync("{path.name}")' in code(path)[-1]["source"]
+
+
+@course
+def test_cells_are_short_and_explained(path):
+    run = 0
+    for cell in load(path):
+        if cell["cell_type"] == "markdown":
+            run = 0
+            continue
+        lines = [line for line in cell["source"].splitlines() if line.strip()]
+        marked = cell["source"].startswith("#| export")
+        if not marked:
+            assert len(lines) <= 30, f"{len(lines)} lines: {lines[0]}"
+        run += not cell["source"].startswith("#| default_exp")
+        assert run <= 2, f"more than two code cells without words: {lines[0]}"
+
+
+@course
+def test_there_is_a_picture_and_all_are_drawn_here(path):
+    pictures = [
+        o["data"]["image/png"]
+        for c in code(path)
+        for o in c["outputs"]
+        if "image/png" in o.get("data", {})
+    ]
+    assert pictures
+    assert all(base64.b64decode(p).startswith(b"\x89PNG") for p in pictures)
+    assert not any(
+        "](http" in line and line.startswith("![")
+        for c in load(path)
+        for line in c["source"].splitlines()
+    )
+
+
+@course
+def test_every_exported_name_is_used_in_its_notebook(path):
+    notebook = build.Notebook(path)
+    for module in notebook.marked:
+        for segment in notebook.segments(module):
+            for public in build.public_names(segment.node):
+                elsewhere = [
+                    c["source"] if c is not notebook.data["cells"][segment.cell] else ""
+                    for c in notebook.data["cells"]
+                    if c["cell_type"] == "code"
+                ]
+                text = "\n".join("".join(s) for s in elsewhere)
+                own = notebook.source(segment.cell)[1].replace(segment.text, "")
+                assert re.search(rf"\b{public}\b", text + own), f"{public} is never used"
+
+
+def test_ignored_outputs_are_few_and_followed_by_a_check():
+    total = ignored = 0
+    for path in COURSE + SOLUTIONS:
+        cells = code(path)
+        total += len(cells)
+        for i, cell in enumerate(cells):
+            if IGNORE.search(cell["source"]):
+                ignored += 1
+                after = cells[i + 1]["source"] if i + 1 < len(cells) else ""
+                asserts = any(isinstance(n, ast.Assert) for n in ast.walk(ast.parse(after)))
+                assert asserts or "assert_close" in after, f"{path.name}: {cell['source'][:60]}"
+    assert ignored <= total / 20
+
+
+@everything
+def test_no_cell_downloads_or_pickles(path):
+    for cell in code(path):
+        assert not re.search(r"https?://|urllib|requests\.|import pickle|git clone", cell["source"])
+        assert "torch.load(" not in cell["source"] or "weights_only=True" in cell["source"]
