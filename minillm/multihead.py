@@ -1,0 +1,244 @@
+"""Attention with many heads: one class for MHA, GQA and MQA, and multi-head latent attention (MLA).
+
+Both take hidden states to hidden states, (B, T, C) -> (B, T, C); rotation, mask and cache come from
+the caller. Explained in notebook 04.
+"""
+
+# Built from notebooks/04_multihead.ipynb: edit there, then make build.
+
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from minillm.attention import attention
+from minillm.latent import latent_attention_absorbed, latent_attention_naive
+
+__all__ = [
+    "MultiHeadAttention",
+    "MultiHeadLatentAttention",
+    "SupportsUpdate",
+    "merge_heads",
+    "split_heads",
+]
+
+
+def split_heads(x: Tensor, num_heads: int) -> Tensor:
+    """Cut the last dimension into heads and move the heads in front of the positions.
+
+    Shape: (B, T, H * D) -> (B, H, T, D), a view.
+    Raises: ValueError if the last dimension is not a multiple of `num_heads`.
+    """
+    if x.shape[-1] % num_heads:
+        raise ValueError(f"{x.shape[-1]} features cannot be cut into {num_heads} equal heads")
+    return x.unflatten(-1, (num_heads, -1)).transpose(1, 2)
+
+
+def merge_heads(x: Tensor) -> Tensor:
+    """Undo `split_heads`: lay the heads of each position side by side again.
+
+    Shape: (B, H, T, D) -> (B, T, H * D).
+    """
+    return x.transpose(1, 2).flatten(2)
+
+
+class SupportsUpdate(Protocol):
+    """One layer's cache: takes the new keys and values, gives back all of them."""
+
+    def update(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]: ...
+
+
+def _check_input(x: Tensor, hidden_size: int) -> None:
+    if x.ndim != 3 or x.shape[-1] != hidden_size:
+        raise ValueError(f"x has shape {tuple(x.shape)}, expected (B, T, {hidden_size})")
+
+
+def _check_sizes(**sizes: int | None) -> None:
+    for name, size in sizes.items():
+        if size is not None and size < 1:
+            raise ValueError(f"{name} must be at least 1, not {size}")
+
+
+class MultiHeadAttention(nn.Module):
+    """Attention with `num_heads` query heads that share `num_kv_heads` key and value heads.
+
+    MHA if the two are equal (the default), MQA if there is one key head, GQA in between.
+    The names of its parts are those of Hugging Face's Llama.
+
+    Args:
+        head_dim: size of a head; hidden_size // num_heads if not given.
+        bias, out_bias: whether q_proj, k_proj and v_proj, and whether o_proj, add a bias.
+        qk_norm: makes a norm of a given size, for each query and key before rotation (Qwen3).
+        scale: factor on the scores; 1 / sqrt(head_dim) if not given.
+        dropout: share of attention weights dropped while training.
+    Raises: ValueError if the sizes do not fit each other.
+    Source: Vaswani et al. 2017, section 3.2.2; MQA Shazeer 2019; GQA Ainslie et al. 2023.
+    """
+
+    def __init__(
+        self,
+        hidden_size: int,
+        num_heads: int,
+        *,
+        num_kv_heads: int | None = None,
+        head_dim: int | None = None,
+        bias: bool = False,
+        out_bias: bool = False,
+        qk_norm: Callable[[int], nn.Module] | None = None,
+        scale: float | None = None,
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        G = num_heads if num_kv_heads is None else num_kv_heads
+        _check_sizes(
+            hidden_size=hidden_size, num_heads=num_heads, num_kv_heads=G, head_dim=head_dim
+        )
+        if num_heads % G:
+            raise ValueError(f"{num_heads} query heads cannot share {G} key heads equally")
+        if head_dim is None and hidden_size % num_heads:
+            raise ValueError(f"{hidden_size=} is no multiple of {num_heads=}: give head_dim")
+        if not 0.0 <= dropout < 1.0:
+            raise ValueError(f"dropout must lie in [0, 1), not {dropout}")
+        D = hidden_size // num_heads if head_dim is None else head_dim
+        self.hidden_size, self.head_dim = hidden_size, D
+        self.num_heads, self.num_kv_heads = num_heads, G
+        self.scale = D**-0.5 if scale is None else scale
+        self.dropout = dropout
+        self.q_proj = nn.Linear(hidden_size, num_heads * D, bias=bias)
+        self.k_proj = nn.Linear(hidden_size, G * D, bias=bias)
+        self.v_proj = nn.Linear(hidden_size, G * D, bias=bias)
+        self.o_proj = nn.Linear(num_heads * D, hidden_size, bias=out_bias)
+        self.q_norm, self.k_norm = (qk_norm(D), qk_norm(D)) if qk_norm else (None, None)
+
+    def forward(
+        self,
+        x: Tensor,
+        *,
+        rope: Callable[[Tensor], Tensor] | None = None,
+        mask: Tensor | None = None,
+        is_causal: bool = False,
+        cache: SupportsUpdate | None = None,
+    ) -> Tensor:
+        """Let each position read from all that the mask allows, cached positions included.
+
+        Shape: x (B, T, C); mask bool, broadcastable to (B, H, T, S), True = may read -> (B, T, C).
+        Raises: ValueError if x does not fit.
+        """
+        _check_input(x, self.hidden_size)
+        q = split_heads(self.q_proj(x), self.num_heads)  # (B, H, T, D)
+        k = split_heads(self.k_proj(x), self.num_kv_heads)  # (B, G, T, D)
+        v = split_heads(self.v_proj(x), self.num_kv_heads)
+        if self.q_norm is not None:
+            q, k = self.q_norm(q), self.k_norm(k)
+        if rope is not None:
+            q, k = rope(q), rope(k)
+        if cache is not None:
+            k, v = cache.update(k, v)  # (B, G, S, D): the new positions and all before them
+        dropout = self.dropout if self.training else 0.0
+        y = attention(q, k, v, mask=mask, is_causal=is_causal, scale=self.scale, dropout_p=dropout)
+        return self.o_proj(merge_heads(y))
+
+
+def _rms_norm(size: int) -> nn.Module:
+    return nn.RMSNorm(size, eps=1e-6)
+
+
+class MultiHeadLatentAttention(nn.Module):
+    """Attention whose keys and values all come from one small latent vector a position (MLA).
+
+    Cached are the normalised latent and one rotated key that all heads share, never keys and values
+    of single heads. The names and shapes of its parts are those of Hugging Face's DeepSeek-V3.
+
+    Args:
+        kv_lora_rank: R, the size of the latent.
+        qk_nope_head_dim: N, the size of a query's part that meets the latent, unrotated.
+        qk_rope_head_dim: P, the size of a query's part that meets the shared rotated key.
+        v_head_dim: V, the size of a head's value.
+        q_lora_rank: size of a latent for the queries; without one they come straight from x.
+        norm: makes a norm of a given size, for both latents.
+        scale: factor on the scores; 1 / sqrt(N + P) if not given.
+    Raises: ValueError if a size is below 1.
+    Source: DeepSeek-AI 2024 (DeepSeek-V2), section 2.1, equations 37 to 47.
+    """
+
+    def __init__(
+        self,
+        hidden_size: int,
+        num_heads: int,
+        *,
+        kv_lora_rank: int,
+        qk_nope_head_dim: int,
+        qk_rope_head_dim: int,
+        v_head_dim: int,
+        q_lora_rank: int | None = None,
+        norm: Callable[[int], nn.Module] = _rms_norm,
+        scale: float | None = None,
+    ) -> None:
+        super().__init__()
+        R, N, P, V = kv_lora_rank, qk_nope_head_dim, qk_rope_head_dim, v_head_dim
+        _check_sizes(hidden_size=hidden_size, num_heads=num_heads, q_lora_rank=q_lora_rank)
+        _check_sizes(kv_lora_rank=R, qk_nope_head_dim=N, qk_rope_head_dim=P, v_head_dim=V)
+        self.hidden_size, self.num_heads, self.q_lora_rank = hidden_size, num_heads, q_lora_rank
+        self.kv_lora_rank, self.v_head_dim = R, V
+        self.qk_nope_head_dim, self.qk_rope_head_dim = N, P
+        self.scale = (N + P) ** -0.5 if scale is None else scale
+        self.absorb: bool | None = None  # for calls that do not say
+        if q_lora_rank is None:
+            self.q_proj = nn.Linear(hidden_size, num_heads * (N + P), bias=False)
+        else:
+            self.q_a_proj = nn.Linear(hidden_size, q_lora_rank, bias=False)
+            self.q_a_layernorm = norm(q_lora_rank)
+            self.q_b_proj = nn.Linear(q_lora_rank, num_heads * (N + P), bias=False)
+        self.kv_a_proj_with_mqa = nn.Linear(hidden_size, R + P, bias=False)
+        self.kv_a_layernorm = norm(R)
+        self.kv_b_proj = nn.Linear(R, num_heads * (N + V), bias=False)
+        self.o_proj = nn.Linear(num_heads * V, hidden_size, bias=False)
+
+    def absorbing_pays(self, num_queries: int, num_keys: int) -> bool:
+        """Whether T queries and S keys cost fewer multiplications absorbed than naive."""
+        T, S, R, V = num_queries, num_keys, self.kv_lora_rank, self.v_head_dim
+        N, P = self.qk_nope_head_dim, self.qk_rope_head_dim
+        naive = S * R * (N + V) + T * S * (N + P + V)
+        absorbed = T * R * (N + V) + T * S * (R + P + R)
+        return absorbed < naive
+
+    def forward(
+        self,
+        x: Tensor,
+        *,
+        rope: Callable[[Tensor], Tensor] | None = None,
+        mask: Tensor | None = None,
+        is_causal: bool = False,
+        cache: SupportsUpdate | None = None,
+        absorb: bool | None = None,
+    ) -> Tensor:
+        """As `MultiHeadAttention.forward`; the cache gets latent (B, 1, T, R) and key (B, 1, T, P).
+
+        absorb: True or False forces the absorbed or the naive form. None asks the attribute of that
+            name; if that is None too, absorbed where there is a cache and `absorbing_pays`.
+        Shape: x (B, T, C); mask bool, broadcastable to (B, H, T, S), True = may read -> (B, T, C).
+        Raises: ValueError if x does not fit.
+        """
+        _check_input(x, self.hidden_size)
+        N, P, R = self.qk_nope_head_dim, self.qk_rope_head_dim, self.kv_lora_rank
+        q = split_heads(self._queries(x), self.num_heads)  # (B, H, T, N + P)
+        latent, k_pe = self.kv_a_proj_with_mqa(x).unsqueeze(1).split([R, P], dim=-1)
+        latent = self.kv_a_layernorm(latent)  # (B, 1, T, R)
+        if rope is not None:
+            q_nope, q_pe = q.split([N, P], dim=-1)
+            q, k_pe = torch.cat([q_nope, rope(q_pe)], dim=-1), rope(k_pe)
+        if cache is not None:
+            latent, k_pe = cache.update(latent, k_pe)  # (B, 1, S, R), (B, 1, S, P)
+        absorb = self.absorb if absorb is None else absorb
+        if absorb is None:
+            absorb = cache is not None and self.absorbing_pays(x.shape[1], latent.shape[2])
+        attend = latent_attention_absorbed if absorb else latent_attention_naive
+        weight = self.kv_b_proj.weight
+        y = attend(q, latent, k_pe, weight, scale=self.scale, mask=mask, is_causal=is_causal)
+        return self.o_proj(merge_heads(y))
+
+    def _queries(self, x: Tensor) -> Tensor:
+        if self.q_lora_rank is None:
+            return self.q_proj(x)
+        return self.q_b_proj(self.q_a_layernorm(self.q_a_proj(x)))
