@@ -1,0 +1,149 @@
+"""Caches whose buffers never grow: fixed slots for compiled decoding, a ring for sliding windows.
+
+Explained in notebooks/07_cache.ipynb.
+"""
+
+# Built from notebooks/07_cache.ipynb: edit there, then make build.
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from minillm.cache_layers import CacheLayer
+
+__all__ = ["SlidingLayer", "StaticLayer"]
+
+
+class StaticLayer(CacheLayer):
+    """Buffers of `max_length` slots, always returned whole: no shape ever changes.
+
+    The position is a tensor, shared by the layers of a cache and moved on by the last, so that a
+    compiled step neither waits for its value nor is compiled anew for it; `length` is for the world
+    outside. A compiled step cannot check for overflow: ask `reach` before it.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        if self.max_length is None:
+            raise ValueError("a static cache needs max_length")
+        shape = (self.batch_size, self.num_kv_heads, self.max_length)
+        self._place(self.zeros(1, dtype=torch.long), *(self.zeros(*shape, d) for d in self.dims))
+        self._length, self._last = 0, True
+
+    def _place(self, position: Tensor, keys: Tensor, values: Tensor) -> None:
+        self._store = nn.Module()  # CUDA graphs use a module's buffers where they lie
+        for name, tensor in (("position", position), ("keys", keys), ("values", values)):
+            self._store.register_buffer(name, tensor)
+        self._shared = False
+
+    @property
+    def length(self) -> int:
+        if self._length is None:  # a compiled step has moved on: look (and wait) once
+            self._length = int(self._store.position)
+        return self._length
+
+    @length.setter
+    def length(self, value: int) -> None:
+        self._length = value
+        self._store.position.fill_(value)
+
+    @property
+    def _buffers(self) -> tuple[Tensor, ...]:
+        return self._store.keys, self._store.values
+
+    def query_positions(self, num_new: int) -> Tensor:
+        return self._store.position + torch.arange(num_new, device=self.device)
+
+    def key_positions(self, num_new: int) -> Tensor:
+        if not torch.compiler.is_compiling():
+            self.reach(num_new)
+        slots = torch.arange(self.max_length, device=self.device)
+        return torch.where(slots < self._store.position + num_new, slots, -1)
+
+    def update(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        keys, values = self.admit(keys, values)
+        T = keys.shape[2]
+        if torch.compiler.is_compiling():
+            slots, self._length = self.query_positions(T), None
+        else:
+            start, end = self.length, self.reach(T)
+            slots, self._length = torch.arange(start, end, device=self.device), end
+        if self._shared:
+            self._place(self._store.position, *self.copies())
+        for buffer, new in zip(self._buffers, (keys, values), strict=True):
+            buffer.index_copy_(2, slots, new)
+        if self._last:
+            self._store.position.add_(T)
+        return self._buffers
+
+    def fork(self) -> StaticLayer:
+        twin = copy.copy(self)
+        with torch.inference_mode(False):
+            twin._place(self._store.position.clone(), *self._buffers)
+        self._shared = twin._shared = True
+        return twin
+
+    def reorder(self, rows: Tensor) -> None:
+        with torch.inference_mode(False):
+            self._place(self._store.position, *(b[rows] for b in self._buffers))
+        self.batch_size = len(rows)
+
+    def join(self, last: CacheLayer) -> None:
+        self._store.position, self._last = last._store.position, self is last
+
+
+class SlidingLayer(CacheLayer):
+    """A ring of `window` slots: position p lies in slot p % window until p + window does."""
+
+    _first: int = 0  # the oldest position held
+
+    def __init__(self, *args: Any, window: int, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.window = window
+        shape = (self.batch_size, self.num_kv_heads, window)
+        self._buffers = tuple(self.zeros(*shape, dim) for dim in self.dims)
+
+    @property
+    def held(self) -> int:
+        return self.length - self._first
+
+    def key_positions(self, num_new: int) -> Tensor:
+        end = self.reach(num_new)
+        if num_new > 1:  # the past in order, then the new
+            return torch.arange(self._first, end, device=self.device)
+        slots = torch.arange(min(end, self.window), device=self.device)  # the ring as it lies
+        return end - 1 - (end - 1 - slots) % self.window
+
+    def update(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        keys, values = self.admit(keys, values)
+        start, end = self.length, self.reach(keys.shape[2])
+        if self._shared:
+            self._buffers, self._shared = self.copies(), False
+        several = end - start > 1
+        if several:  # read before writing: the first of them still see what the last overwrite
+            past = torch.arange(self._first, start, device=self.device) % self.window
+            old = [ring[:, :, past] for ring in self._buffers]
+            found = [torch.cat(pair, dim=2) for pair in zip(old, (keys, values), strict=True)]
+        oldest = max(start, end - self.window)
+        slots = torch.arange(oldest, end, device=self.device) % self.window
+        for ring, new in zip(self._buffers, (keys, values), strict=True):
+            ring.index_copy_(2, slots, new[:, :, oldest - start :])
+        if not several:
+            found = [ring[:, :, :end] for ring in self._buffers]
+        self.length, self._first = end, max(self._first, end - self.window)
+        return found[0], found[1]
+
+    def check_crop(self, length: int) -> None:
+        super().check_crop(length)
+        if length < self.length and self._first > max(0, length - self.window + 1):
+            raise ValueError(
+                f"cannot crop {self.length} positions to {length}: "
+                f"the ring of {self.window} has overwritten those before {self._first}"
+            )
+
+    def reset(self) -> None:
+        self.length = self._first = 0
