@@ -1,0 +1,107 @@
+"""How text is cut into words before any merge: the published patterns and a fast splitter.
+
+Explained in notebook 02. No merge crosses a word's border, so words can be counted and remembered.
+"""
+
+# Built from notebooks/02_tokenizer.ipynb: edit there, then make build.
+
+import re
+from collections.abc import Iterable, Iterator
+
+import regex
+
+__all__ = [
+    "GPT2_PATTERN",
+    "GPT4_PATTERN",
+    "LLAMA3_PATTERN",
+    "QWEN2_PATTERN",
+    "PreTokenizer",
+    "well_formed",
+]
+
+GPT2_PATTERN = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+
+GPT4_PATTERN = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
+LLAMA3_PATTERN = GPT4_PATTERN  # Llama 3 took cl100k's pattern over, letter by letter
+
+QWEN2_PATTERN = GPT4_PATTERN.replace(r"\p{N}{1,3}", r"\p{N}")
+
+
+def well_formed(text: str) -> str:
+    """Text that UTF-8 can write: surrogate pairs joined, lone surrogates replaced by U+FFFD."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return text
+
+
+class PreTokenizer:
+    """Cut text into words by a pattern, or first into coarser chunks that are cheap to find.
+
+    Raises: ValueError if the pattern is no regular expression, or captures groups.
+    """
+
+    def __init__(self, pattern: str) -> None:
+        try:
+            self._find = regex.compile(pattern)
+        except regex.error as error:
+            raise ValueError(f"{pattern!r} is not a regular expression: {error}") from None
+        if self._find.groups:
+            raise ValueError(f"{pattern!r} captures groups; write (?:...) for (...)")
+        self.pattern = pattern
+        self.can_cut = pattern in (GPT2_PATTERN, GPT4_PATTERN, QWEN2_PATTERN)
+
+    def words(self, text: str) -> list[str]:
+        """The words of `text`, in order; joined, they are the text."""
+        words = self._find.findall(text)
+        if not self.can_cut and sum(map(len, words)) != len(text):
+            raise ValueError(f"the pattern {self.pattern!r} leaves out parts of {text[:40]!r}")
+        return words
+
+    def chunks(self, text: str) -> list[str]:
+        """Cut before each space that a visible character follows; the space itself is dropped.
+
+        No word of a published pattern crosses such a cut, and none looks beyond it.
+        """
+        return _SPACE.split(text) if self.can_cut else [text]
+
+    def blocks(
+        self, texts: Iterable[str], *, whole: re.Pattern[str] | None = None, size: int = 1 << 19
+    ) -> Iterator[str]:
+        """The concatenation of `texts` in blocks of about `size` characters that end with a word.
+
+        No cut falls into a match of `whole` (of at most 1,000 characters). Without a place to
+        cut, a block grows.
+        """
+        waiting, limit = "", size
+        for text in texts:
+            for start in range(0, len(text), size):
+                waiting += text[start : start + size]
+                if len(waiting) < limit:
+                    continue
+                cut = self._last_border(waiting, whole)
+                if cut:
+                    yield waiting[:cut]
+                    waiting = waiting[cut:]
+                limit = max(size, 2 * len(waiting))
+        if waiting:
+            yield waiting
+
+    def _last_border(self, text: str, whole: re.Pattern[str] | None) -> int:
+        found = _BORDER.search(text, 0, max(0, len(text) - 1000)) if self.can_cut else None
+        cut = found.end() if found else 0
+        if whole:
+            for match in whole.finditer(text):
+                if match.start() < cut < match.end():
+                    return match.start()
+        return cut
+
+
+_SPACE = re.compile(r" (?=\S)")
+
+_BORDER = regex.compile(r"(?r)(?<=[\p{L}\p{N}])(?=[^\p{L}\p{N}\p{M}])")  # (?r): search from the end
