@@ -319,7 +319,7 @@ def _sdpa(q: Tensor, k: Tensor, v: Tensor, rules: _Rules, dropout_p: float) -> T
         q, k, v, attn_mask=mask, dropout_p=dropout_p, is_causal=is_causal, scale=scale,
         enable_gqa=q.shape[1] > k.shape[1],
     )  # fmt: skip
-    return out.reshape(B, H, T, v.shape[3])
+    return out if out.shape[1] == H else out.reshape(B, H, T, v.shape[3])
 
 
 _BACKENDS = {"eager": _eager, "sdpa": _sdpa, "tiled": _tiled}
