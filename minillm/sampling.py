@@ -65,22 +65,14 @@ def _scatter(values: Tensor, ids: Tensor, like: Tensor) -> Tensor:
     return torch.full_like(like, -math.inf).scatter(-1, ids, values)
 
 
-def _nucleus(ordered: Tensor, total: Tensor, p: float) -> Tensor:
-    """Which of the logits, in descending order, are kept; `total` is the log of all mass."""
-    probabilities = (ordered - total).exp()
-    before = probabilities.cumsum(-1) - probabilities
-    keep = before < p
-    keep[..., 0] = True  # the best token stays, whatever p
-    return keep
-
-
 def top_p(logits: Tensor, p: float) -> Tensor:
     """Keep the smallest set of most probable tokens whose mass reaches p (nucleus sampling).
 
-    The token that crosses p is kept. Only as much of the vocabulary is sorted as the nucleus needs.
+    The token that crosses p is kept. Instead of sorting the vocabulary, tokens are counted into
+    16,384 buckets by logit; only the bucket in which p is crossed is sorted.
 
     Shape: (B, V) -> (B, V).
-    Raises: ValueError unless 0 < p <= 1.
+    Raises: ValueError unless 0 < p <= 1, and for a row without a finite maximum.
     Source: Holtzman et al. 2020, section 3.1.
     """
     if not 0 < p <= 1:
@@ -88,14 +80,26 @@ def top_p(logits: Tensor, p: float) -> Tensor:
     if p == 1:
         return logits
     x = logits.float()
-    total, size = x.logsumexp(-1, keepdim=True), 256
-    while True:
-        size = min(size, x.shape[-1])
-        ordered, ids = x.topk(size, dim=-1)
-        keep = _nucleus(ordered, total, p)
-        if size == x.shape[-1] or not bool(keep[..., -1].any()):
-            return _scatter(logits.gather(-1, ids).masked_fill(~keep, -math.inf), ids, logits)
-        size *= 8
+    bucket = ((_finite_maximum(x) - x) * 1024).clamp(max=16_383).long()  # 0 holds the best token
+    probabilities = x.softmax(-1)
+    mass = x.new_zeros(len(x), 16_384).scatter_add_(-1, bucket, probabilities)
+    above = mass.cumsum(-1) - mass
+    crossed = (above < p).sum(-1, keepdim=True) - 1
+    keep, inside = bucket < crossed, bucket == crossed
+    size = int(inside.sum(-1).amax())
+    best, ids = x.masked_fill(~inside, -math.inf).topk(size, dim=-1)
+    shares = probabilities.gather(-1, ids).masked_fill(best == -math.inf, 0)
+    before = above.gather(-1, crossed) + shares.cumsum(-1) - shares
+    keep.scatter_(-1, ids, torch.where(best == -math.inf, keep.gather(-1, ids), before < p))
+    return logits.masked_fill(~keep, -math.inf)
+
+
+def _finite_maximum(logits: Tensor) -> Tensor:
+    """The maximum of each row (B, 1); one NaN in a row makes it NaN, and that is an error."""
+    top = logits.amax(-1, keepdim=True)
+    if not bool(top.isfinite().all()):
+        raise ValueError("logits hold NaN or +inf, or a row has nothing but -inf")
+    return top
 
 
 def min_p(logits: Tensor, p: float) -> Tensor:
@@ -197,9 +201,9 @@ class Sampler:
         if not self.repetition_penalty > 0:
             raise ValueError(f"repetition_penalty must be > 0, got {self.repetition_penalty}")
         probe = torch.zeros(1, 2)
-        for value, check in ((self.top_k, top_k), (self.top_p, top_p), (self.min_p, min_p)):
+        for value, cut in ((self.top_k, top_k), (self.top_p, top_p), (self.min_p, min_p)):
             if value is not None:
-                check(probe, value)
+                cut(probe, value)
         self.reset()
 
     def reset(self) -> None:
@@ -211,8 +215,7 @@ class Sampler:
         if logits.ndim != 2:
             raise ValueError(f"logits must be (B, V), got {tuple(logits.shape)}")
         x = logits.float()
-        if not bool(x.amax(-1).isfinite().all()):  # one NaN makes the maximum NaN
-            raise ValueError("logits hold NaN or +inf, or a row has nothing but -inf")
+        _finite_maximum(x)
         if previous_ids is not None:
             if self.repetition_penalty != 1:
                 x = repetition_penalty(x, previous_ids, self.repetition_penalty)
@@ -225,16 +228,15 @@ class Sampler:
         return self._cut(temperature(x, self.temperature))
 
     def _cut(self, x: Tensor) -> Tensor:
-        """Top-k, top-p and min-p; after top-k the others look at its k survivors only."""
-        if self.top_k is None or self.top_k >= x.shape[-1]:
-            x = x if self.top_p is None else top_p(x, self.top_p)
-            return x if self.min_p is None else min_p(x, self.min_p)
-        best, ids = x.topk(self.top_k, dim=-1)
-        if self.top_p is not None and self.top_p < 1:
-            keep = _nucleus(best, best.logsumexp(-1, keepdim=True), self.top_p)
-            best = best.masked_fill(~keep, -math.inf)
-        best = best if self.min_p is None else min_p(best, self.min_p)
-        return _scatter(best, ids, x)
+        """Top-k, top-p and min-p; after top-k the others need to look at its k survivors only."""
+        values, ids = x, None
+        if self.top_k is not None and self.top_k < x.shape[-1]:
+            values, ids = x.topk(self.top_k, dim=-1)
+        if self.top_p is not None:
+            values = top_p(values, self.top_p)
+        if self.min_p is not None:
+            values = min_p(values, self.min_p)
+        return values if ids is None else _scatter(values, ids, x)
 
     def probabilities(self, logits: Tensor, previous_ids: Tensor | None = None) -> Tensor:
         """The distribution drawn from. Shape: (B, V) -> (B, V), rows sum to 1."""

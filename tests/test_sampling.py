@@ -107,7 +107,7 @@ def test_top_p_keeps_the_smallest_sufficient_set(values, p):
         assert probabilities[kept].min() >= probabilities[~kept].max()
 
 
-def test_top_p_that_needs_more_than_the_first_chunk():
+def test_top_p_that_with_all_logits_equal():
     x = torch.zeros(2, 3000)
     x[0, :10] = 12.0
     kept = (sampling.top_p(x, 0.9) > -math.inf).sum(-1)

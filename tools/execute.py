@@ -23,7 +23,6 @@ from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 
 ROOT = Path(__file__).resolve().parents[1]
-NOISE = ("execution", "ExecuteTime", "collapsed", "scrolled")
 
 
 class Runner(NotebookClient):
@@ -48,8 +47,8 @@ def clean(notebook: nbformat.NotebookNode) -> None:
     }
     notebook.metadata.language_info = {"name": "python"}
     for cell in notebook.cells:
-        for key in NOISE:
-            cell.metadata.pop(key, None)
+        for key in set(cell.metadata) - {"tags"}:
+            del cell.metadata[key]
         for output in cell.get("outputs", []):
             if (
                 output.output_type == "stream" and output.name == "stderr"
