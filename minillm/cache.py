@@ -6,8 +6,6 @@ its mask from them, and hands each of its layers `cache[i]`.
 
 # Built from notebooks/07_cache.ipynb: edit there, then make build.
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,14 +17,6 @@ from minillm.cache_layers import CacheLayer, DynamicLayer, QuantizedLayer
 from minillm.cache_paged import PagedLayer
 
 __all__ = ["CACHE_KINDS", "KVCache", "make_cache"]
-
-CACHE_KINDS: dict[str, type[CacheLayer]] = {
-    "dynamic": DynamicLayer,
-    "static": StaticLayer,
-    "sliding": SlidingLayer,
-    "paged": PagedLayer,
-    "quantized": QuantizedLayer,
-}
 
 
 class KVCache:
@@ -93,7 +83,7 @@ class KVCache:
         for layer in self.layers:
             layer.reset()
 
-    def fork(self) -> KVCache:
+    def fork(self) -> "KVCache":
         """A twin with the same past, which the two share until one of them writes."""
         return KVCache([layer.fork() for layer in self.layers])
 
@@ -107,6 +97,15 @@ class KVCache:
             raise ValueError(f"rows {rows.tolist()} of a cache with {self.batch_size} rows")
         for layer in self.layers:
             layer.reorder(rows.to(layer.device))
+
+
+CACHE_KINDS: dict[str, type[CacheLayer]] = {
+    "dynamic": DynamicLayer,
+    "static": StaticLayer,
+    "sliding": SlidingLayer,
+    "paged": PagedLayer,
+    "quantized": QuantizedLayer,
+}
 
 
 def make_cache(

@@ -5,8 +5,6 @@ Explained in notebooks/07_cache.ipynb.
 
 # Built from notebooks/07_cache.ipynb: edit there, then make build.
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 
@@ -80,7 +78,7 @@ class StaticLayer(CacheLayer):
             self._store.position.add_(T)
         return self._buffers
 
-    def fork(self) -> StaticLayer:
+    def fork(self) -> "StaticLayer":
         twin = copy.copy(self)
         with torch.inference_mode(False):
             twin._place(self._store.position.clone(), *self._buffers)

@@ -6,8 +6,6 @@ say what a query may read (`key_positions`), so attention needs to know nothing 
 
 # Built from notebooks/07_cache.ipynb: edit there, then make build.
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 
@@ -76,7 +74,9 @@ class CacheLayer:
                 raise ValueError(
                     f"{name} are {x.dtype} on {x.device}, the cache {self.dtype} on {self.device}"
                 )
-        return keys.detach(), values.detach()
+        if keys.requires_grad or values.requires_grad:
+            return keys.detach(), values.detach()
+        return keys, values
 
     def query_positions(self, num_new: int) -> Tensor:
         """The positions of the next `num_new` tokens. Shape: -> (T,) long."""
@@ -111,7 +111,7 @@ class CacheLayer:
         """Forget everything; the memory stays for the next sequence."""
         self.length = 0
 
-    def fork(self) -> CacheLayer:
+    def fork(self) -> "CacheLayer":
         """A twin with the same past, in the same memory until one writes: that one copies first."""
         twin = copy.copy(self)
         self._shared = twin._shared = True
@@ -128,7 +128,7 @@ class CacheLayer:
         with torch.inference_mode(False):
             return tuple(b.clone() for b in self._buffers)
 
-    def join(self, last: CacheLayer) -> None:
+    def join(self, last: "CacheLayer") -> None:
         """Called when layers become one cache, with its last layer."""
 
 

@@ -5,8 +5,6 @@ Explained in notebooks/07_cache.ipynb; vLLM is the place where this is done for 
 
 # Built from notebooks/07_cache.ipynb: edit there, then make build.
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Sequence
 from typing import Any
@@ -114,7 +112,7 @@ class PagedLayer(CacheLayer):
     def reset(self) -> None:
         self.crop(0)
 
-    def fork(self) -> PagedLayer:
+    def fork(self) -> "PagedLayer":
         twin = copy.copy(self)
         twin.table = [self.pool.share(row) for row in self.table]
         return twin
