@@ -198,12 +198,11 @@ def _check(
     scale: float | None,
 ) -> _Rules:
     """The caller's options, made uniform. Raises: ValueError with the offending values."""
-    shapes = f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
     if not (q.ndim == k.ndim == v.ndim == 4):
-        raise ValueError(f"q, k and v must be (batch, heads, positions, size), got {shapes}")
-    (B, H, T, D), (G, S) = q.shape, k.shape[1:3]
-    if k.shape[0] != B or k.shape[3] != D or v.shape[:3] != k.shape[:3] or H % G:
-        raise ValueError(f"batch, heads, positions or sizes do not fit: {shapes}")
+        raise ValueError(f"q, k, v must be (batch, heads, positions, size), got {_shapes(q, k, v)}")
+    (B, H, T, D), (_, G, S, _) = q.shape, k.shape
+    if k.shape != (B, G, S, D) or v.shape[:3] != (B, G, S) or H % G:
+        raise ValueError(f"batch, heads, positions or sizes do not fit: {_shapes(q, k, v)}")
     if not (q.dtype == k.dtype == v.dtype):
         raise ValueError(f"q, k and v must have one dtype, got {q.dtype}, {k.dtype}, {v.dtype}")
     if is_causal and T > S:
@@ -212,13 +211,21 @@ def _check(
         raise ValueError(f"mask must be bool, True where a query may read, got {mask.dtype}")
     if bias is not None and not bias.is_floating_point():
         raise ValueError(f"bias must be floating point, got {bias.dtype}")
-    for name, x in (("mask", mask), ("bias", bias)):
-        pairs = zip(x.shape[::-1], (S, T, H, B), strict=False) if x is not None else ()
-        if x is not None and (x.ndim > 4 or any(a not in (1, b) for a, b in pairs)):
-            raise ValueError(f"{name} {tuple(x.shape)} does not broadcast to {(B, H, T, S)}")
-    mask, bias = (x if x is None else x[(None,) * (4 - x.ndim)] for x in (mask, bias))
+    mask = None if mask is None else _four_dimensions("mask", mask, (B, H, T, S))
+    bias = None if bias is None else _four_dimensions("bias", bias, (B, H, T, S))
     scale = D**-0.5 if scale is None else scale
     return _Rules(scale, mask, bias, is_causal and T > 1)  # the last query may read every key
+
+
+def _four_dimensions(name: str, x: Tensor, target: tuple[int, ...]) -> Tensor:
+    sizes = zip(reversed(x.shape), reversed(target), strict=False)
+    if x.ndim > 4 or not all(size in (1, wanted) for size, wanted in sizes):
+        raise ValueError(f"{name} {tuple(x.shape)} does not broadcast to {target}")
+    return x if x.ndim == 4 else x[(None,) * (4 - x.ndim)]
+
+
+def _shapes(q: Tensor, k: Tensor, v: Tensor) -> str:
+    return f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
 
 
 def _eager(q: Tensor, k: Tensor, v: Tensor, rules: _Rules, dropout_p: float) -> Tensor:
@@ -313,8 +320,8 @@ def _sdpa(q: Tensor, k: Tensor, v: Tensor, rules: _Rules, dropout_p: float) -> T
         q = _fold(q, G)
         if mask is not None and mask.shape[1] > 1:
             mask = mask.reshape(mask.shape[0], G, H // G, mask.shape[3])
-    elif H > G and mask is not None and q.is_cuda:  # no masked CUDA kernel knows groups
-        k, v = repeat_kv(k, H // G), repeat_kv(v, H // G)
+    elif H > G and q.is_cuda and (mask is not None or v.shape[3] != k.shape[3]):
+        k, v = repeat_kv(k, H // G), repeat_kv(v, H // G)  # else CUDA falls back to the formula
     out = F.scaled_dot_product_attention(
         q, k, v, attn_mask=mask, dropout_p=dropout_p, is_causal=is_causal, scale=scale,
         enable_gqa=q.shape[1] > k.shape[1],
