@@ -25,6 +25,38 @@ __all__ = [
 ]
 
 
+def alibi_slopes(num_heads: int) -> Tensor:
+    """How fast each head forgets: 2^(-8/H), 2^(-16/H), ..., 2^-8.
+
+    If H is no power of two: the slopes of the power below, then every other one of the power above.
+
+    Shape: -> (H,) float32
+    Source: Press, Smith, Lewis 2021, section 3, and its published code.
+    """
+    if num_heads < 1:
+        raise ValueError(f"num_heads must be at least 1, got {num_heads}")
+    power = 2 ** (num_heads.bit_length() - 1)
+    exponents = [8 * h / power for h in range(1, power + 1)]
+    exponents += [4 * h / power for h in range(1, 2 * (num_heads - power), 2)]
+    return torch.tensor([2.0**-e for e in exponents])
+
+
+def alibi_bias(
+    num_heads: int, num_queries: int, num_keys: int | None = None, *, device: Any = None
+) -> Tensor:
+    """Minus slope times distance, to be added to the scores; queries are the last of the keys.
+
+    Shape: -> (H, T, S) float32
+    Source: Press, Smith, Lewis 2021, figure 3.
+    """
+    S = num_queries if num_keys is None else num_keys
+    if num_queries > S:
+        raise ValueError(f"{num_queries} queries cannot be the last of {S} keys")
+    keys = torch.arange(S, device=device)
+    distance = (keys[S - num_queries :, None] - keys).abs()  # (T, S)
+    return -alibi_slopes(num_heads).to(device)[:, None, None] * distance
+
+
 class Rotation:
     """The rotation of some positions: called on queries or keys, it turns them.
 
@@ -51,6 +83,26 @@ class Rotation:
         else:
             partner = wide.roll(wide.shape[-1] // 2, -1)
         return torch.addcmul(wide * self._cos, partner, self._sin).to(x.dtype)
+
+
+def interleaved_to_half(weight: Tensor, num_heads: int) -> Tensor:
+    """Reorder a q or k projection: half-split pairs then give the scores of interleaved ones.
+
+    Shape: weight (H*D, C), or bias (H*D,) -> the same
+    Raises: ValueError if the rows do not make heads of even size.
+    """
+    return _heads(weight, num_heads).unflatten(1, (-1, 2)).transpose(1, 2).reshape(weight.shape)
+
+
+def half_to_interleaved(weight: Tensor, num_heads: int) -> Tensor:
+    """The inverse of `interleaved_to_half`."""
+    return _heads(weight, num_heads).unflatten(1, (2, -1)).transpose(1, 2).reshape(weight.shape)
+
+
+def _heads(weight: Tensor, num_heads: int) -> Tensor:
+    if num_heads < 1 or weight.shape[0] % (2 * num_heads):
+        raise ValueError(f"{weight.shape[0]} rows do not make {num_heads} heads of even size")
+    return weight.unflatten(0, (num_heads, -1))  # (H, D, ...)
 
 
 class RotaryEmbedding(nn.Module):
@@ -123,55 +175,3 @@ class RotaryEmbedding(nn.Module):
                 stacklevel=2,
             )
             self.max_length = math.inf
-
-
-def interleaved_to_half(weight: Tensor, num_heads: int) -> Tensor:
-    """Reorder a q or k projection: half-split pairs then give the scores of interleaved ones.
-
-    Shape: weight (H*D, C), or bias (H*D,) -> the same
-    Raises: ValueError if the rows do not make heads of even size.
-    """
-    return _heads(weight, num_heads).unflatten(1, (-1, 2)).transpose(1, 2).reshape(weight.shape)
-
-
-def half_to_interleaved(weight: Tensor, num_heads: int) -> Tensor:
-    """The inverse of `interleaved_to_half`."""
-    return _heads(weight, num_heads).unflatten(1, (2, -1)).transpose(1, 2).reshape(weight.shape)
-
-
-def _heads(weight: Tensor, num_heads: int) -> Tensor:
-    if num_heads < 1 or weight.shape[0] % (2 * num_heads):
-        raise ValueError(f"{weight.shape[0]} rows do not make {num_heads} heads of even size")
-    return weight.unflatten(0, (num_heads, -1))  # (H, D, ...)
-
-
-def alibi_slopes(num_heads: int) -> Tensor:
-    """How fast each head forgets: 2^(-8/H), 2^(-16/H), ..., 2^-8.
-
-    If H is no power of two: the slopes of the power below, then every other one of the power above.
-
-    Shape: -> (H,) float32
-    Source: Press, Smith, Lewis 2021, section 3, and its published code.
-    """
-    if num_heads < 1:
-        raise ValueError(f"num_heads must be at least 1, got {num_heads}")
-    power = 2 ** (num_heads.bit_length() - 1)
-    exponents = [8 * h / power for h in range(1, power + 1)]
-    exponents += [4 * h / power for h in range(1, 2 * (num_heads - power), 2)]
-    return torch.tensor([2.0**-e for e in exponents])
-
-
-def alibi_bias(
-    num_heads: int, num_queries: int, num_keys: int | None = None, *, device: Any = None
-) -> Tensor:
-    """Minus slope times distance, to be added to the scores; queries are the last of the keys.
-
-    Shape: -> (H, T, S) float32
-    Source: Press, Smith, Lewis 2021, figure 3.
-    """
-    S = num_queries if num_keys is None else num_keys
-    if num_queries > S:
-        raise ValueError(f"{num_queries} queries cannot be the last of {S} keys")
-    keys = torch.arange(S, device=device)
-    distance = (keys[S - num_queries :, None] - keys).abs()  # (T, S)
-    return -alibi_slopes(num_heads).to(device)[:, None, None] * distance

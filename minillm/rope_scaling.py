@@ -34,7 +34,8 @@ def read_scaling(
 
     Raises: ValueError for unknown types, and for missing, unknown or contradictory keys, by name.
     """
-    given = {"rope_theta": base, **(scaling or {})}
+    given = dict(scaling or {})
+    given["rope_theta"] = given.get("rope_theta") or base
     kind = given.pop("type", None)  # the older spelling
     kind = given["rope_type"] = given.get("rope_type") or kind or "default"
     if kind not in _NEEDS:
