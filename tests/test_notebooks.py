@@ -60,6 +60,7 @@ def test_outputs_hold_no_errors_warnings_or_paths(path):
                 {k: v for k, v in output.get("data", {}).items() if "image" not in k}
             )
             assert "Warning" not in text, cell["source"]
+            assert not re.search(r"<matplotlib|: \[?\"Text\(", text), "echo of a drawing call"
             assert not re.search(r"/(home|root|tmp|Users|work)/", text), cell["source"]
 
 
