@@ -30,6 +30,8 @@ def softmax(x: Tensor, dim: int) -> Tensor:
 
     Half precision is computed in float32. `torch.softmax` gives NaN where we give zeros.
     """
+    if x.numel() == 0:  # no keys at all, or no queries: no maximum to subtract
+        return x
     scores = _precise(x)
     largest = scores.amax(dim, keepdim=True).detach().clamp(min=torch.finfo(scores.dtype).min)
     shares = torch.exp(scores - largest)
@@ -39,7 +41,7 @@ def softmax(x: Tensor, dim: int) -> Tensor:
 
 def _precise(x: Tensor) -> Tensor:
     """`x` in at least float32."""
-    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+    return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def online_softmax(x: Tensor, *, block_size: int = 1) -> Tensor:
@@ -212,7 +214,9 @@ def _check(
     if bias is not None and not bias.is_floating_point():
         raise ValueError(f"bias must be floating point, got {bias.dtype}")
     mask = None if mask is None else _four_dimensions("mask", mask, (B, H, T, S))
-    bias = None if bias is None else _four_dimensions("bias", bias, (B, H, T, S))
+    if bias is not None:
+        wide = torch.promote_types(q.dtype, torch.float32)
+        bias = _four_dimensions("bias", bias.to(wide), (B, H, T, S))
     scale = D**-0.5 if scale is None else scale
     return _Rules(scale, mask, bias, is_causal and T > 1)  # the last query may read every key
 
@@ -314,19 +318,23 @@ def _sdpa(q: Tensor, k: Tensor, v: Tensor, rules: _Rules, dropout_p: float) -> T
         causal = causal_mask(q.shape[2], k.shape[2], device=q.device)
         mask, is_causal = causal if mask is None else mask & causal, False
     if bias is not None:
+        bias = bias.to(q.dtype) if q.is_cuda else bias  # CUDA's kernels want one type
         mask = bias if mask is None else bias.masked_fill(~mask, -torch.inf)
-    (B, H, T, _), G = q.shape, k.shape[1]
+    (B, H, T, D), G, E = q.shape, k.shape[1], v.shape[3]
+    if T > 1 and E < D and not q.is_cuda:  # flash on a CPU wants values as wide as keys
+        v = F.pad(v, (0, D - E))
     if H > G and T == 1:  # one query a head: the heads of a group become the queries of one head
         q = _fold(q, G)
         if mask is not None and mask.shape[1] > 1:
             mask = mask.reshape(mask.shape[0], G, H // G, mask.shape[3])
-    elif H > G and q.is_cuda and (mask is not None or v.shape[3] != k.shape[3]):
+    elif H > G and q.is_cuda and (mask is not None or E != D):
         k, v = repeat_kv(k, H // G), repeat_kv(v, H // G)  # else CUDA falls back to the formula
     out = F.scaled_dot_product_attention(
         q, k, v, attn_mask=mask, dropout_p=dropout_p, is_causal=is_causal, scale=scale,
         enable_gqa=q.shape[1] > k.shape[1],
     )  # fmt: skip
-    return out if out.shape[1] == H else out.reshape(B, H, T, v.shape[3])
+    out = out if out.shape[1] == H else out.reshape(B, H, T, E)
+    return out if out.shape[3] == E else out[..., :E]
 
 
 _BACKENDS = {"eager": _eager, "sdpa": _sdpa, "tiled": _tiled}

@@ -161,6 +161,29 @@ def test_a_bias_of_minus_infinity_forbids(backend, generator):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("bias_dtype", TOLERANCE)
+def test_bias_of_another_type(backend, dtype, bias_dtype, generator):
+    """A bias of hundreds, as ALiBi has, keeps its own precision under bf16 queries."""
+    q, k, v = tensors(generator, (1, 4, 9, 8), (1, 2, 9, 8), (1, 2, 9, 8), dtype=dtype)
+    bias = (500.5 + torch.randn(4, 9, 9, generator=generator)).to(bias_dtype).requires_grad_()
+    out = attention(q, k, v, bias=bias, backend=backend)
+    error = (out.double() - oracle(q, k, v, bias=bias)).abs().max()
+    assert error <= max(TOLERANCE[dtype], 1e-4 if dtype == torch.float32 else 0)
+    (gradient,) = torch.autograd.grad(out.float().sum(), bias)
+    assert gradient.dtype == bias_dtype and gradient.shape == bias.shape
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_no_keys_and_no_queries(backend):
+    q, k = torch.ones(1, 2, 3, 4, requires_grad=True), torch.ones(1, 2, 0, 4)
+    out = attention(q, k, k, backend=backend)
+    assert out.shape == (1, 2, 3, 4) and out.abs().max() == 0
+    out = attention(k, q, q, backend=backend)
+    assert out.shape == (1, 2, 0, 4)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_large_scores_do_not_overflow(backend):
     q = torch.full((1, 1, 3, 4), 200.0, dtype=torch.float16)
     k = torch.tensor([200.0, -200.0, 100.0], dtype=torch.float16)[None, None, :, None]
