@@ -1,0 +1,217 @@
+"""Checkpoints that are there whole or not at all: written aside, forced to disk, then renamed.
+
+Explained in notebook 09 (training). Tensors are in safetensors files, everything else is JSON:
+nothing is unpickled.
+"""
+
+# Built from notebooks/09_training.ipynb: edit there, then make build.
+
+import json
+import os
+import shutil
+import warnings
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+__all__ = [
+    "FORMAT",
+    "CheckpointError",
+    "checkpoints",
+    "load_checkpoint",
+    "load_model_tensors",
+    "load_optimizer_tensors",
+    "model_tensors",
+    "newest_checkpoint",
+    "optimizer_tensors",
+    "read_state",
+    "rng_state",
+    "save_checkpoint",
+    "set_rng_state",
+]
+
+FORMAT = "minillm checkpoint 1"
+
+
+class CheckpointError(Exception):
+    """A checkpoint that cannot be written or read; the message says which one and why."""
+
+
+def save_checkpoint(
+    folder: str | Path,
+    step: int,
+    tensors: dict[str, dict[str, Tensor]],
+    state: dict[str, Any],
+    *,
+    keep: int = 2,
+    extra: Callable[[Path], None] | None = None,
+) -> Path:
+    """Write `folder/step-00000123`: a safetensors file an entry of `tensors`, and `state` as JSON.
+
+    The folder appears under its name only when every byte is on the disk; only then are older ones
+    beyond `keep` removed. `extra` may write more files into the folder first.
+
+    Raises: CheckpointError if anything could not be written; what was whole before is still there.
+    """
+    final = Path(folder) / f"step-{step:08d}"
+    temporary = final.with_name(f".{final.name}.{os.getpid()}")
+    try:
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir(parents=True)
+        if extra is not None:
+            extra(temporary)
+        for name, values in tensors.items():
+            contiguous = {key: value.detach().contiguous() for key, value in values.items()}
+            save_file(contiguous, temporary / f"{name}.safetensors")
+        files = sorted(path for path in temporary.rglob("*") if path.is_file())
+        sums = {path.relative_to(temporary).as_posix(): _checksum(path) for path in files}
+        text = json.dumps({"format": FORMAT, "step": step, "files": sums, **state})
+        (temporary / "state.json").write_text(text, encoding="utf-8")
+        for path in [*files, temporary / "state.json", temporary]:
+            _sync(path)
+        if final.exists():  # the same step, saved again: the old one makes room at the last moment
+            shutil.rmtree(final)
+        os.rename(temporary, final)
+        _sync(final.parent)
+    except (OSError, SafetensorError) as error:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise CheckpointError(f"could not write {final}: {error}") from error
+    for old in checkpoints(folder)[:-keep]:
+        shutil.rmtree(old, ignore_errors=True)
+    return final
+
+
+def checkpoints(folder: str | Path) -> list[Path]:
+    """The checkpoints in `folder`, oldest first; half-written ones have no such name."""
+    return sorted(Path(folder).glob("step-" + "[0-9]" * 8))
+
+
+def _sync(path: Path) -> None:
+    """Force a file, or the names in a folder, onto the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _checksum(path: Path) -> list[int]:
+    """Size and CRC-32 of a file."""
+    size, crc = 0, 0
+    with open(path, "rb") as file:
+        while chunk := file.read(1 << 20):
+            size, crc = size + len(chunk), zlib.crc32(chunk, crc)
+    return [size, crc]
+
+
+def read_state(path: str | Path) -> dict[str, Any]:
+    """The state in a checkpoint, after making sure that all its files are as they were written.
+
+    Raises: CheckpointError that says what is missing, cut short, changed or foreign.
+    """
+    path = Path(path)
+    if not path.is_dir():
+        raise CheckpointError(f"{path}: there is no such checkpoint folder")
+    try:
+        state = json.loads((path / "state.json").read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise CheckpointError(f"{path} is no checkpoint of ours: it has no state.json") from None
+    except ValueError as error:
+        raise CheckpointError(f"{path}/state.json is cut short or damaged: {error}") from None
+    if not isinstance(state, dict) or state.get("format") != FORMAT:
+        found = state.get("format") if isinstance(state, dict) else type(state).__name__
+        raise CheckpointError(f"{path} is in another format: {found!r}, not {FORMAT!r}")
+    for name, (size, crc) in state["files"].items():
+        if not (path / name).is_file():
+            raise CheckpointError(f"{path}: {name} is missing")
+        found_size, found_crc = _checksum(path / name)
+        if found_size != size:
+            raise CheckpointError(f"{path}/{name} has {found_size} bytes instead of {size}")
+        if found_crc != crc:
+            raise CheckpointError(f"{path}/{name} was changed: its checksum does not fit")
+    return state
+
+
+def load_checkpoint(path: str | Path) -> tuple[dict[str, dict[str, Tensor]], dict[str, Any]]:
+    """The tensors and the state that `save_checkpoint` wrote. Raises: as `read_state`."""
+    path, state = Path(path), read_state(path)
+    names = [n for n in state["files"] if "/" not in n and n.endswith(".safetensors")]
+    return {n.removesuffix(".safetensors"): load_file(path / n) for n in names}, state
+
+
+def newest_checkpoint(folder: str | Path) -> Path | None:
+    """The newest whole checkpoint in `folder`, or None; a damaged one is passed over, warned of."""
+    for path in reversed(checkpoints(folder)):
+        try:
+            read_state(path)
+            return path
+        except CheckpointError as error:
+            warnings.warn(f"passed over: {error}", stacklevel=2)
+    return None
+
+
+def model_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """The state of a model, each tensor once: of tied weights, the first name."""
+    found: dict[int, str] = {}
+    state = model.state_dict(keep_vars=True)
+    return {n: t for n, t in state.items() if found.setdefault(id(t), n) == n}
+
+
+@torch.no_grad()
+def load_model_tensors(model: nn.Module, saved: dict[str, Tensor]) -> None:
+    """Copy saved tensors into a model.
+
+    Raises: CheckpointError that names missing, unexpected and mis-shaped tensors.
+    """
+    ours = model_tensors(model)
+    wrong = [f"missing {n}" for n in ours.keys() - saved.keys()]
+    wrong += [f"unexpected {n}" for n in saved.keys() - ours.keys()]
+    wrong += [
+        f"{n} is {tuple(saved[n].shape)}, the model's is {tuple(t.shape)}"
+        for n, t in ours.items()
+        if n in saved and saved[n].shape != t.shape
+    ]
+    if wrong:
+        raise CheckpointError("the weights belong to another model: " + "; ".join(sorted(wrong)))
+    for name, tensor in ours.items():
+        tensor.copy_(saved[name])
+
+
+def optimizer_tensors(model: nn.Module, optimizer: Any) -> dict[str, Tensor]:
+    """The optimizer's state by parameter name: `layers.0.weight/exp_avg`."""
+    names = {p: name for name, p in model.named_parameters()}
+    items = [(names[p], state) for p, state in optimizer.state.items()]
+    return {f"{name}/{key}": value for name, state in items for key, value in state.items()}
+
+
+def load_optimizer_tensors(model: nn.Module, optimizer: Any, saved: dict[str, Tensor]) -> None:
+    """Give each parameter its saved state. Raises: CheckpointError for an unknown parameter."""
+    parameters = dict(model.named_parameters())
+    for full, value in saved.items():
+        name, _, key = full.rpartition("/")
+        if name not in parameters:
+            raise CheckpointError(f"optimizer state of {name!r}, which the model does not have")
+        p = parameters[name]
+        device = p.device if value.dim() else value.device
+        optimizer.state.setdefault(p, {})[key] = value.to(device).clone()
+
+
+def rng_state(device: torch.device) -> dict[str, Tensor]:
+    """Where torch's random numbers stand, on the CPU and on the device."""
+    state = {"cpu": torch.get_rng_state()}
+    if device.type == "cuda":
+        state["cuda"] = torch.cuda.get_rng_state(device)
+    return state
+
+
+def set_rng_state(state: dict[str, Tensor], device: torch.device) -> None:
+    """Go back to where `rng_state` was called."""
+    torch.set_rng_state(state["cpu"])
+    if device.type == "cuda" and "cuda" in state:
+        torch.cuda.set_rng_state(state["cuda"], device)

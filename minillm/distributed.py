@@ -1,0 +1,209 @@
+"""One process or many: process groups, data-parallel wrapping, checkpoints of a sharded model.
+
+Thin use of torch's own parts, for `minillm.train`; notebook 09 explains it. Start with
+
+    torchrun --nproc-per-node 2 -m minillm train ...
+
+Without torchrun there is one process, and everything here does nothing or the plain thing.
+"""
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from minillm import checkpoint
+from minillm.checkpoint import CheckpointError
+
+__all__ = [
+    "World",
+    "communicate",
+    "is_sharded",
+    "load",
+    "save",
+    "start",
+    "stop",
+    "sum_over_ranks",
+    "world",
+    "wrap",
+]
+
+
+@dataclass(frozen=True)
+class World:
+    """How many processes there are, and which of them this is."""
+
+    rank: int = 0
+    size: int = 1
+
+
+def world() -> World:
+    """The processes that `start` has brought together; one, if it has not."""
+    if dist.is_available() and dist.is_initialized():
+        return World(dist.get_rank(), dist.get_world_size())
+    return World()
+
+
+def start(device: torch.device | str) -> torch.device:
+    """Join the group that torchrun announces in the environment; returns this process's device.
+
+    NCCL between CUDA devices, gloo between CPUs. Without torchrun nothing happens.
+    """
+    device = torch.device(device)
+    if "WORLD_SIZE" not in os.environ or dist.is_initialized():
+        return device
+    if device.type == "cuda":
+        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+        torch.cuda.set_device(device)
+    dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    return device
+
+
+def stop() -> None:
+    """Leave the group, if there is one."""
+    if dist.is_available() and dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def wrap(model: nn.Module, parallel: Literal["ddp", "fsdp"]) -> nn.Module:
+    """What to call in training: the model itself; in a group, wrapped by DDP or sharded by FSDP2.
+
+    FSDP gathers one unit at a time: each block of a `ModuleList` is a unit, the rest is another.
+    """
+    if world().size == 1:
+        return model
+    if parallel == "ddp":
+        device = next(model.parameters()).device
+        return nn.parallel.DistributedDataParallel(
+            model, device_ids=[device.index] if device.type == "cuda" else None
+        )
+    from torch.distributed.fsdp import fully_shard
+
+    for part in model.modules():
+        if isinstance(part, nn.ModuleList):
+            for block in part:
+                fully_shard(block)
+    return fully_shard(model)
+
+
+def is_sharded(model: nn.Module) -> bool:
+    """Does each process hold only its part of the parameters?"""
+    return any(hasattr(p, "full_tensor") for p in model.parameters())
+
+
+@contextmanager
+def communicate(forward: nn.Module, now: bool) -> Iterator[None]:
+    """Exchange gradients in this backward pass only if `now`: once, after accumulating."""
+    forward = getattr(forward, "_orig_mod", forward)
+    if isinstance(forward, nn.parallel.DistributedDataParallel) and not now:
+        with forward.no_sync():
+            yield
+        return
+    if hasattr(forward, "set_requires_gradient_sync"):
+        forward.set_requires_gradient_sync(now)
+    yield
+
+
+def sum_over_ranks(value: Tensor) -> Tensor:
+    """The sum of a tensor over all processes."""
+    if world().size > 1:
+        dist.all_reduce(value)
+    return value
+
+
+def save(
+    folder: str | Path,
+    step: int,
+    keep: int,
+    model: nn.Module,
+    optimizer: Any,
+    rng: dict[str, Tensor],
+    state: dict[str, Any],
+) -> Path:
+    """One checkpoint of the run: by process 0, or of a sharded model by all processes together.
+
+    Raises: CheckpointError, in every process, if it could not be written.
+    """
+    here, extra = world(), None
+    rngs: list[dict[str, Tensor]] = [rng]
+    if here.size > 1:
+        rngs = [{} for _ in range(here.size)]
+        dist.all_gather_object(rngs, rng)
+    tensors = {"rng": {f"{kind}.{i}": t for i, one in enumerate(rngs) for kind, t in one.items()}}
+    state = {**state, "processes": here.size, "sharded": is_sharded(model)}
+    if state["sharded"]:
+        parts = Path(folder) / f".parts-{step:08d}"
+        _save_parts(parts, model, optimizer)
+
+        def extra(target: Path) -> None:
+            shutil.move(parts, target / "sharded")
+    else:
+        tensors["model"] = checkpoint.model_tensors(model)
+        tensors["optimizer"] = checkpoint.optimizer_tensors(model, optimizer)
+    outcome: list[Any] = [None]
+    if here.rank == 0:
+        try:
+            outcome = [
+                checkpoint.save_checkpoint(folder, step, tensors, state, keep=keep, extra=extra)
+            ]
+        except CheckpointError as error:
+            outcome = [error]
+    if here.size > 1:
+        dist.broadcast_object_list(outcome)
+    if isinstance(outcome[0], CheckpointError):
+        raise outcome[0]
+    return outcome[0]
+
+
+def load(
+    path: str | Path, model: nn.Module, optimizer: Any
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Read a checkpoint into model and optimizer; returns the random state and the run's state.
+
+    Raises: CheckpointError if it is damaged, of another model, or of another number of processes.
+    """
+    here = world()
+    tensors, state = checkpoint.load_checkpoint(path)
+    if state["sharded"] != is_sharded(model):
+        kinds = {True: "sharded (fsdp)", False: "whole (one process or ddp)"}
+        raise CheckpointError(
+            f"{path} is {kinds[state['sharded']]}, the model is {kinds[is_sharded(model)]}"
+        )
+    if state["sharded"]:
+        _load_parts(Path(path) / "sharded", model, optimizer)
+    else:
+        checkpoint.load_model_tensors(model, tensors["model"])
+        checkpoint.load_optimizer_tensors(model, optimizer, tensors["optimizer"])
+    mine = here.rank if here.rank < state["processes"] else 0
+    suffix = f".{mine}"
+    rng = {k.removesuffix(suffix): t for k, t in tensors["rng"].items() if k.endswith(suffix)}
+    return rng, state
+
+
+def _save_parts(parts: Path, model: nn.Module, optimizer: Any) -> None:
+    """Every process writes its shards, by torch.distributed.checkpoint."""
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.state_dict import get_state_dict
+
+    if world().rank == 0:
+        shutil.rmtree(parts, ignore_errors=True)
+        parts.mkdir(parents=True)
+    dist.barrier()
+    weights, moments = get_state_dict(model, optimizer)
+    dcp.save({"model": weights, "optimizer": moments}, checkpoint_id=parts)
+
+
+def _load_parts(parts: Path, model: nn.Module, optimizer: Any) -> None:
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+
+    weights, moments = get_state_dict(model, optimizer)
+    dcp.load({"model": weights, "optimizer": moments}, checkpoint_id=parts)
+    set_state_dict(model, optimizer, model_state_dict=weights, optim_state_dict=moments)

@@ -1,0 +1,245 @@
+"""Whole documents for training and measuring: fresh stories, files, rows that begin with them.
+
+Explained in notebook 09 (training); `minillm.train` passes the main names on.
+"""
+
+# Built from notebooks/09_training.ipynb: edit there, then make build.
+
+import math
+import random
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from minillm.data import TokenDataset, check_settings
+from minillm.optim import cross_entropy
+
+__all__ = [
+    "DocumentBatches",
+    "FileDocuments",
+    "StoryDocuments",
+    "evaluate",
+    "pad_rows",
+    "token_byte_lengths",
+]
+
+
+class StoryDocuments:
+    """Fresh stories without end, as token ids: story number i depends on the seed and on i alone.
+
+    `language` has `sample(rng)`, which returns an object with a `text`, as `StoryLanguage` does.
+    """
+
+    def __init__(
+        self, language: Any, encode: Callable[[str], list[int]], *, seed: int | str = 0
+    ) -> None:
+        self.language, self.encode, self.seed, self.index = language, encode, seed, 0
+
+    def text(self, index: int) -> str:
+        """The text of story number `index`."""
+        return self.language.sample(random.Random(f"{self.seed}/{index}")).text
+
+    def __next__(self) -> list[int]:
+        self.index += 1
+        return self.encode(self.text(self.index - 1))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the stream stands."""
+        return {"seed": self.seed, "index": self.index}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go where `state` says. Raises: ValueError if its seed is another."""
+        check_settings(state, {"seed": self.seed, "index": state.get("index")})
+        self.index = state["index"]
+
+
+class FileDocuments:
+    """The documents of a token file, epoch after epoch, each in an order of its own."""
+
+    def __init__(self, dataset: TokenDataset, *, seed: int = 0) -> None:
+        self.dataset, self.bounds, self.seed, self.index = dataset, dataset.documents(), seed, 0
+        if not len(self.bounds):
+            raise ValueError(f"{dataset.path} holds no whole document (end token {dataset.end_id})")
+        self._epoch, self._order = -1, np.empty(0, dtype=np.int64)
+
+    def __next__(self) -> list[int]:
+        epoch, place = divmod(self.index, len(self.bounds))
+        if epoch != self._epoch:
+            self._epoch = epoch
+            self._order = np.random.default_rng([self.seed, epoch]).permutation(len(self.bounds))
+        self.index += 1
+        begin, end = self.bounds[self._order[place]]
+        return self.dataset[begin : end - 1].tolist()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the stream stands."""
+        return {"seed": self.seed, "tokens": len(self.dataset), "index": self.index}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go where `state` says. Raises: ValueError if it belongs to another file or seed."""
+        check_settings(state, {**self.state_dict(), "index": state.get("index")})
+        self.index = state["index"]
+
+
+class DocumentBatches:
+    """Batches whose rows begin where a document begins; no document is cut or thrown away.
+
+    A row is the end token (as "begin here"), a document, the end token. With `layout="padded"` a
+    row holds one document; rows of like length share a batch of about `batch_size * context_length`
+    tokens, with -100 as the target of padding. With `layout="packed"` a row of `context_length`
+    holds as many whole documents as fit, each after the other's end token, and a batch has
+    `batch_size` rows.
+
+    Raises: ValueError for a document that does not fit a row.
+    """
+
+    def __init__(
+        self,
+        documents: Any,
+        batch_size: int,
+        context_length: int,
+        *,
+        end_id: int,
+        layout: Literal["padded", "packed"] = "padded",
+        pool: int = 16,
+        seed: int = 0,
+    ) -> None:
+        if layout not in ("padded", "packed") or min(batch_size, context_length, pool) < 1:
+            raise ValueError(f"{layout=}, {batch_size=}, {context_length=}, {pool=}")
+        self.documents, self.end_id = documents, end_id
+        self.settings = {"batch_size": batch_size, "context_length": context_length}
+        self.settings |= {"layout": layout, "pool": pool, "seed": seed, "end_id": end_id}
+        self._carry: list[list[int]] = []  # rows that did not fill a batch, for the next pool
+        self._pool: list[list[list[int]]] = []  # batches of rows, the next one first
+        self._before: dict[str, Any] = {}
+        self._taken = self._number = 0
+
+    def __next__(self) -> tuple[Tensor, Tensor]:
+        while self._taken >= len(self._pool):
+            self._fill()
+        rows = self._pool[self._taken]
+        self._taken += 1
+        width = self.settings["context_length"] + 1
+        if self.settings["layout"] == "padded":
+            width = min(width, -(-(max(map(len, rows)) - 1) // 8) * 8 + 1)
+        return pad_rows(rows, width, self.end_id)
+
+    def _fill(self) -> None:
+        """Draw documents for the next pool of batches and deal them out."""
+        self._before = {"documents": self.documents.state_dict(), "carry": self._carry}
+        self._before["number"] = self._number
+        size, length = self.settings["batch_size"], self.settings["context_length"]
+        rows, tokens = list(self._carry), sum(map(len, self._carry))
+        while tokens < self.settings["pool"] * size * length:
+            rows.append([self.end_id, *next(self.documents), self.end_id])
+            tokens += len(rows[-1]) - 1
+            if len(rows[-1]) > length + 1:
+                raise ValueError(f"a document of {len(rows[-1]) - 1} tokens, rows of {length}")
+        shuffle = random.Random(f"{self.settings['seed']}/{self._number}").shuffle
+        if self.settings["layout"] == "padded":
+            rows.sort(key=len)
+            self._pool = _batches_of_like_length(rows, size * length)
+        else:
+            rows = _pack(rows, length + 1)
+            shuffle(rows)
+            self._pool = [rows[i : i + size] for i in range(0, len(rows), size)]
+        self._carry = self._pool.pop() if len(self._pool) > 1 else []
+        shuffle(self._pool)
+        self._taken, self._number = 0, self._number + 1
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where we stand: the stream before the pool, rows carried in, batches taken."""
+        if not self._before:
+            self._fill()
+        return {**self.settings, **self._before, "taken": self._taken}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go where `state` says. Raises: ValueError if its settings are others than ours."""
+        check_settings({k: state.get(k) for k in self.settings}, self.settings)
+        self.documents.load_state_dict(state["documents"])
+        self._carry, self._number = state["carry"], state["number"]
+        self._fill()
+        self._taken = state["taken"]
+
+
+def pad_rows(rows: list[list[int]], width: int, fill: int) -> tuple[Tensor, Tensor]:
+    """Rows of different length as inputs and targets, shifted by one; targets of padding are -100.
+
+    Shape: rows of at most W ids -> inputs (B, W - 1), targets (B, W - 1).
+    """
+    filled = np.full((len(rows), width), fill, dtype=np.int64)
+    targets = np.full((len(rows), width - 1), -100, dtype=np.int64)
+    for i, row in enumerate(rows):
+        filled[i, : len(row)] = row
+        targets[i, : len(row) - 1] = row[1:]
+    return torch.from_numpy(filled[:, :-1].copy()), torch.from_numpy(targets)
+
+
+def _batches_of_like_length(rows: list[list[int]], budget: int) -> list[list[list[int]]]:
+    """Cut rows, sorted by length, into batches whose padded size stays within `budget` tokens."""
+    batches: list[list[list[int]]] = [[]]
+    for row in rows:
+        if batches[-1] and (len(batches[-1]) + 1) * (len(row) - 1) > budget:
+            batches.append([])
+        batches[-1].append(row)
+    return batches
+
+
+def _pack(rows: list[list[int]], width: int) -> list[list[int]]:
+    """First fit, longest first: whole documents share a row; one's end token begins the next."""
+    packed: list[list[int]] = []
+    open_rows: list[list[int]] = []
+    for row in sorted(rows, key=len, reverse=True):
+        place = next((p for p in open_rows if len(p) + len(row) - 1 <= width), None)
+        if place is None:
+            packed.append(list(row))
+            open_rows.append(packed[-1])
+        else:
+            place += row[1:]
+            if width - len(place) < 8:
+                open_rows = [p for p in open_rows if p is not place]
+    return packed
+
+
+@torch.no_grad()
+def evaluate(
+    model: nn.Module,
+    texts: Sequence[str],
+    tokenizer: Any,
+    *,
+    batch_tokens: int = 8192,
+    end_id: int | None = None,
+) -> float:
+    """Bits per byte of whole documents, each alone in its row.
+
+    All nats, those of the end token included, over the bytes of the text.
+
+    Comparable with `StoryLanguage.bits_per_byte`, with n-grams, and across tokenizers.
+    """
+    end_id = tokenizer.eos_token_id if end_id is None else end_id
+    rows = sorted(([end_id, *tokenizer.encode_ordinary(t), end_id] for t in texts), key=len)
+    num_bytes = sum(len(t.encode("utf-8")) for t in texts)
+    if not num_bytes:
+        raise ValueError(f"{len(texts)} texts without a byte: nothing to measure")
+    device, was_training, nats = next(model.parameters()).device, model.training, 0.0
+    model.eval()
+    while rows:
+        size = max(1, batch_tokens // len(rows[-1]))
+        batch, rows = rows[-size:], rows[:-size]
+        inputs, targets = pad_rows(batch, len(batch[-1]), end_id)
+        logits = model(inputs.to(device))
+        nats += float(cross_entropy(logits, targets.to(device), reduction="sum"))
+    model.train(was_training)
+    return nats / math.log(2) / num_bytes
+
+
+def token_byte_lengths(tokenizer: Any) -> Tensor:
+    """How many bytes of text each token stands for; 0 for special tokens. Shape: -> (V,) int64."""
+    special = set(tokenizer.special_tokens.values())
+    lengths = [
+        0 if i in special else len(tokenizer.decode_bytes([i])) for i in range(tokenizer.vocab_size)
+    ]
+    return torch.tensor(lengths)

@@ -1,0 +1,79 @@
+"""What a training run says of itself: a progress bar, and one JSON record a line.
+
+Explained in notebook 09 (training).
+"""
+
+# Built from notebooks/09_training.ipynb: edit there, then make build.
+
+import json
+import math
+import os
+import time
+import warnings
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+__all__ = ["Meter"]
+
+
+class Meter:
+    """Counts what a run does, shows it on a progress bar and writes it to `metrics.jsonl`."""
+
+    def __init__(self, trainer: Any, last: int) -> None:
+        self.trainer, self.extra, self.grad_norm = trainer, {}, 0.0
+        self.nats = self.targets = self.bytes = 0
+        self.start, self.tokens_at_start = time.perf_counter(), trainer.tokens
+        self.main = trainer.world.rank == 0
+        hidden = not (trainer.progress and self.main)
+        self.bar = tqdm(total=last, initial=trainer.step, unit="step", disable=hidden)
+        self.path = None
+        if trainer.config.folder is not None and self.main:
+            self.path = Path(trainer.config.folder) / "metrics.jsonl"
+            _forget_after(self.path, trainer.step)
+
+    def add(self, nats: float, targets: int, num_bytes: int, norm: float) -> None:
+        """Count one step."""
+        self.nats, self.targets = self.nats + nats, self.targets + targets
+        self.bytes, self.grad_norm = self.bytes + num_bytes, norm
+        self.bar.update()
+
+    def write(self) -> None:
+        """Record the mean since the last record."""
+        trainer, seconds = self.trainer, time.perf_counter() - self.start
+        record = {"step": trainer.step, "tokens": trainer.tokens, "loss": self.nats / self.targets}
+        if self.bytes:
+            record["bits_per_byte"] = self.nats / math.log(2) / self.bytes
+        record["lr"] = trainer.optimizer.param_groups[0]["lr"]
+        record |= {"grad_norm": self.grad_norm, "seconds": seconds}
+        record["tokens_per_second"] = (trainer.tokens - self.tokens_at_start) / seconds
+        record |= self.extra
+        self.nats, self.targets, self.bytes, self.extra = 0.0, 0, 0, {}
+        trainer.history.append(record)
+        speed = f"{record['tokens_per_second']:,.0f} tokens/s"
+        self.bar.set_postfix_str(f"loss {record['loss']:.3f}, {speed}")
+        if self.path is not None:
+            try:
+                self.path.parent.mkdir(parents=True, exist_ok=True)
+                with open(self.path, "a", encoding="utf-8") as file:
+                    file.write(json.dumps(record, ensure_ascii=False) + "\n")
+            except OSError as error:
+                warnings.warn(f"metrics not written: {error}", stacklevel=2)
+        if trainer.on_log is not None and self.main:
+            trainer.on_log(record)
+
+
+def _forget_after(path: Path, step: int) -> None:
+    """Drop records of steps that a resumed run takes again, and a line that a kill cut short."""
+    if not path.exists():
+        return
+    kept = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        with suppress(ValueError, KeyError):
+            if json.loads(line)["step"] <= step:
+                kept.append(line + "\n")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.write_text("".join(kept), encoding="utf-8")
+    os.replace(temporary, path)

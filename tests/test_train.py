@@ -1,0 +1,920 @@
+"""Training: torch and closed forms as oracles; accumulation, resuming and checkpoints are exact."""
+
+import functools
+import json
+import math
+import os
+import random
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import textwrap
+import types
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from minillm import checkpoint
+from minillm.checkpoint import CheckpointError, load_checkpoint, newest_checkpoint
+from minillm.data import check_settings
+from minillm.documents import pad_rows
+from minillm.optim import accumulate_gradients, decay_groups
+from minillm.train import (
+    AdamW,
+    DocumentBatches,
+    FileDocuments,
+    StoryDocuments,
+    TokenDataset,
+    TrainConfig,
+    Trainer,
+    WindowBatches,
+    clip_grad_norm,
+    cosine_schedule,
+    cross_entropy,
+    evaluate,
+    get_batch,
+    token_byte_lengths,
+)
+
+V, C = 23, 16
+
+
+class Tiny(nn.Module):
+    """Ids to logits, with tied weights, a buffer, a vector parameter and dropout."""
+
+    def __init__(self, dropout: float = 0.1) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(V, C)
+        self.mix = nn.Linear(C, C)
+        self.norm = nn.LayerNorm(C)
+        self.drop = nn.Dropout(dropout)
+        self.head = nn.Linear(C, V, bias=False)
+        self.head.weight = self.embed.weight
+        self.register_buffer("seen", torch.zeros(()))
+
+    def forward(self, ids):
+        return self.head(self.drop(self.norm(torch.tanh(self.mix(self.embed(ids))))))
+
+
+def tiny(seed=0, dropout=0.1):
+    torch.manual_seed(seed)
+    return Tiny(dropout)
+
+
+TOKENS = torch.randint(V, (5000,), generator=torch.Generator().manual_seed(1))
+
+
+def records(folder):
+    lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    return [json.loads(line) for line in lines]
+
+
+def make(folder=None, steps=24, *, model=None, source=None, **settings):
+    settings = {"warmup_steps": 4, "checkpoint_every": 5, "log_every": 4, **settings}
+    config = TrainConfig(steps, folder=None if folder is None else str(folder), **settings)
+    source = source or WindowBatches(TOKENS, 4, 12, seed=3)
+    return Trainer(model or tiny(), source, config, progress=False)
+
+
+def weights(trainer):
+    return [p.detach().clone() for p in trainer.model.state_dict().values()]
+
+
+def same(a, b):
+    return all(torch.equal(x, y) for x, y in zip(weights(a), weights(b), strict=True))
+
+
+# loss
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_cross_entropy_is_torchs_in_value_and_gradient(dtype, reduction, generator):
+    logits = (10 * torch.randn(4, 5, V, generator=generator)).to(dtype).requires_grad_()
+    targets = torch.randint(V, (4, 5), generator=generator)
+    targets[0, 2:] = -100
+    ours = cross_entropy(logits, targets, reduction=reduction)
+    (gradient,) = torch.autograd.grad(ours, logits)
+    wide = logits.detach().double().requires_grad_()
+    theirs = F.cross_entropy(wide.flatten(0, 1), targets.flatten(), reduction=reduction)
+    (expected,) = torch.autograd.grad(theirs, wide)
+    assert ours.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
+    torch.testing.assert_close(ours.double(), theirs, rtol=1e-6, atol=1e-6)
+    rounding = {torch.float64: 1e-14, torch.float32: 1e-6, torch.bfloat16: 4e-3}[dtype]
+    torch.testing.assert_close(gradient.double(), expected, rtol=rounding, atol=rounding)
+
+
+def test_cross_entropy_honours_ignore_index_and_an_empty_batch():
+    logits, targets = torch.zeros(3, V), torch.tensor([1, 2, 2])
+    assert float(cross_entropy(logits, targets, ignore_index=2)) == pytest.approx(math.log(V))
+    nothing = cross_entropy(logits, torch.full((3,), -100))
+    assert float(nothing) == 0
+
+
+def test_cross_entropy_refuses_what_does_not_fit():
+    with pytest.raises(ValueError, match=r"\(2, 23\) do not fit targets \(3,\)"):
+        cross_entropy(torch.zeros(2, V), torch.zeros(3, dtype=torch.long))
+    with pytest.raises(ValueError, match=r"targets 0\.\.23 outside the vocabulary of 23"):
+        cross_entropy(torch.zeros(2, V), torch.tensor([0, V]))
+    with pytest.raises(ValueError, match=r"-1\.\.4"):
+        cross_entropy(torch.zeros(2, V), torch.tensor([-1, 4]))
+
+
+# optimizer, schedule, clipping
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.3])
+def test_adamw_equals_torch(decay, generator):
+    shapes = [(5, 7), (3,), ()]
+    start = [torch.randn(s, generator=generator, dtype=torch.float64) for s in shapes]
+    ours, theirs = ([nn.Parameter(p.clone()) for p in start] for _ in range(2))
+    settings = {"lr": 3e-2, "betas": (0.8, 0.95), "eps": 1e-6, "weight_decay": decay}
+    mine, reference = AdamW(ours, **settings), torch.optim.AdamW(theirs, **settings)
+    for i in range(20):
+        for p, q in zip(ours, theirs, strict=True):
+            p.grad = torch.randn(p.shape, generator=generator, dtype=torch.float64)
+            q.grad = p.grad.clone()
+        if i == 7:  # a parameter without gradient stays where it is, its state too
+            ours[1].grad = theirs[1].grad = None
+        mine.step()
+        reference.step()
+    for p, q in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(p, q, rtol=1e-12, atol=1e-12)
+    mine.zero_grad()
+    assert all(p.grad is None for p in ours)
+
+
+def test_adamw_takes_groups_and_refuses_bad_settings():
+    p, q = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2))
+    optimizer = AdamW([{"params": [p], "weight_decay": 0.5}, {"params": [q]}], lr=0.1)
+    p.grad, q.grad = torch.zeros(2), torch.zeros(2)
+    optimizer.step()
+    torch.testing.assert_close(p.detach(), torch.full((2,), 0.95))
+    torch.testing.assert_close(q.detach(), torch.full((2,), 0.999))
+    with pytest.raises(ValueError, match="lr -1"):
+        AdamW([p], lr=-1)
+    with pytest.raises(ValueError, match="betas"):
+        AdamW([p], betas=(1.0, 0.9))
+
+
+def test_only_matrices_decay():
+    groups = decay_groups(Tiny(), 0.1)
+    assert [g["weight_decay"] for g in groups] == [0.1, 0.0]
+    assert sorted(p.dim() for p in groups[0]["params"]) == [2, 2]  # tied weights once
+    assert sorted(p.dim() for p in groups[1]["params"]) == [1, 1, 1]
+
+
+def test_schedule_equals_torchs_schedulers():
+    total, warmup, high, low = 50, 10, 2e-3, 1e-4
+    ours = [cosine_schedule(i, high, low, warmup, total) for i in range(total + 5)]
+    p = nn.Parameter(torch.zeros(1))
+    optimizer = torch.optim.SGD([p], lr=high)
+    cosine = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, total - warmup, eta_min=low)
+    theirs = []
+    for _ in range(total - warmup):
+        theirs.append(cosine.get_last_lr()[0])
+        optimizer.step()
+        cosine.step()
+    np.testing.assert_allclose(ours[warmup:total], theirs, rtol=1e-9)
+    np.testing.assert_allclose(ours[:warmup], high * np.arange(1, warmup + 1) / warmup)
+    assert ours[total:] == [low] * 5
+    assert cosine_schedule(0, high, low, 0, 1) == high
+
+
+@pytest.mark.parametrize(
+    "arguments", [(0, 1.0, 0.1, 11, 10), (0, 0.1, 1.0, 1, 10), (-1, 1.0, 0.1, 1, 10)]
+)
+def test_schedule_refuses_values_out_of_order(arguments):
+    with pytest.raises(ValueError, match="warm-up"):
+        cosine_schedule(*arguments)
+
+
+@given(scale=st.floats(1e-4, 1e4), max_norm=st.floats(1e-3, 1e3))
+def test_clipping_equals_torch(scale, max_norm):
+    generator = torch.Generator().manual_seed(0)
+    shapes = [(3, 4), (5,), ()]
+    ours, theirs = ([nn.Parameter(torch.zeros(s)) for s in shapes] for _ in range(2))
+    for p, q in zip(ours, theirs, strict=True):
+        p.grad = scale * torch.randn(p.shape, generator=generator)
+        q.grad = p.grad.clone()
+    norm = clip_grad_norm(ours, max_norm)
+    torch.testing.assert_close(norm, nn.utils.clip_grad_norm_(theirs, max_norm))
+    for p, q in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(p.grad, q.grad)
+
+
+def test_clipping_needs_a_positive_norm_and_no_gradient_is_norm_0():
+    assert float(clip_grad_norm([nn.Parameter(torch.ones(2))], 1.0)) == 0
+    with pytest.raises(ValueError, match="not 0"):
+        clip_grad_norm([], 0)
+
+
+# batches
+
+
+def test_get_batch_shifts_by_one_and_reaches_both_ends():
+    tokens = torch.arange(7)
+    generator = torch.Generator().manual_seed(0)
+    seen = set()
+    for _ in range(50):
+        x, y = get_batch(tokens, 3, 4, generator=generator)
+        assert x.shape == y.shape == (3, 4) and x.dtype == torch.long
+        assert torch.equal(y, x + 1)
+        seen |= set(x[:, 0].tolist())
+    assert seen == {0, 1, 2}
+    again = [get_batch(tokens, 2, 4, generator=torch.Generator().manual_seed(9)) for _ in range(2)]
+    assert torch.equal(again[0][0], again[1][0])
+    with pytest.raises(ValueError, match="7 \\+ 1 tokens from 7"):
+        get_batch(tokens, 1, 7)
+
+
+@pytest.mark.parametrize(("vocab_size", "dtype"), [(2**16, np.uint16), (2**16 + 1, np.uint32)])
+def test_token_files_are_streamed_and_mapped(tmp_path, vocab_size, dtype):
+    documents = [[1, 2, 3], [], [vocab_size - 1] * 5]
+    data = TokenDataset.write(
+        tmp_path / "t.npy", (d for d in documents), vocab_size=vocab_size, end_id=0
+    )
+    assert isinstance(data.tokens, np.memmap) and data.tokens.dtype == dtype
+    assert data.tokens.tolist() == [1, 2, 3, 0, 0, *[vocab_size - 1] * 5, 0]
+    assert data.documents().tolist() == [[0, 4], [4, 5], [5, 11]]
+    np.testing.assert_array_equal(np.load(tmp_path / "t.npy"), data.tokens)
+    assert len(data) == 11 and data[2] == 3 and os.listdir(tmp_path) == ["t.npy"]
+    x, y = get_batch(data.tokens, 2, 4)
+    assert x.dtype == torch.long and torch.equal(x[:, 1:], y[:, :-1])
+
+
+def test_writing_tokens_keeps_the_memory_small(tmp_path):
+    code = """
+        import resource, sys
+        from minillm.data import TokenDataset
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        data = TokenDataset.write(sys.argv[1], ([7] * 1000 for _ in range(8000)),
+                                  vocab_size=100, end_id=0)
+        after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        print(len(data), after - before)
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code), str(tmp_path / "big.npy")],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    count, kilobytes = map(int, done.stdout.split())
+    assert count == 8000 * 1001  # 16 MB on the disk
+    assert kilobytes < 4000
+
+
+def test_a_failed_write_leaves_no_file(tmp_path):
+    path = tmp_path / "t.npy"
+    TokenDataset.write(path, [[1]], vocab_size=10, end_id=0)
+    with pytest.raises(ValueError, match=r"ids 0\.\.10, vocabulary 10"):
+        TokenDataset.write(path, [[2], [10]], vocab_size=10, end_id=0)
+    assert os.listdir(tmp_path) == ["t.npy"]
+    assert TokenDataset(path).tokens.tolist() == [1, 0]
+
+
+def test_broken_token_files_are_refused(tmp_path):
+    path = tmp_path / "t.npy"
+    TokenDataset.write(path, [[1] * 100], vocab_size=10, end_id=0)
+    path.write_bytes(path.read_bytes()[:-20])
+    with pytest.raises(ValueError, match="not a whole token file"):
+        TokenDataset(path)
+    path.write_bytes(b"hello")
+    with pytest.raises(ValueError, match="not a whole token file"):
+        TokenDataset(path)
+    np.save(path, np.zeros((2, 2)))
+    with pytest.raises(ValueError, match=r"float64 \(2, 2\)"):
+        TokenDataset(path)
+    with pytest.raises(FileNotFoundError):
+        TokenDataset(tmp_path / "none.npy")
+
+
+class Documents:
+    """Random documents of 5 to 40 tokens below 20; number i depends on i alone."""
+
+    def __init__(self):
+        self.index = 0
+
+    def __next__(self):
+        self.index += 1
+        rng = random.Random(self.index)
+        return [self.index % 20, *(rng.randrange(20) for _ in range(rng.randrange(4, 40)))]
+
+    def state_dict(self):
+        return {"index": self.index}
+
+    def load_state_dict(self, state):
+        self.index = state["index"]
+
+
+END = 22
+
+
+@pytest.mark.parametrize("layout", ["padded", "packed"])
+def test_document_batches_hold_whole_documents_once(layout):
+    source = DocumentBatches(Documents(), 4, 48, end_id=END, layout=layout, pool=3)
+    found, widths = [], set()
+    for _ in range(40):
+        x, y = next(source)
+        assert x.shape == y.shape
+        widths.add(x.shape)
+        for inputs, targets in zip(x.tolist(), y.tolist(), strict=True):
+            size = sum(t != -100 for t in targets)
+            assert inputs[0] == END and targets[size - 1] == END  # begins and ends with documents
+            assert targets[: size - 1] == inputs[1:size]
+            assert targets[size:] == [-100] * (len(targets) - size)
+            documents = "|".join(map(str, targets[:size])).split(f"|{END}")[:-1]
+            found += [d.strip("|") for d in documents]
+            assert len(documents) == 1 or layout == "packed"
+    reference = Documents()
+    expected = ["|".join(map(str, next(reference))) for _ in range(source.documents.index)]
+    missing = list(expected)
+    for document in found:
+        missing.remove(document)  # each drawn document at most once, none invented
+    pending = [r for b in source._pool[source._taken :] for r in b] + source._carry
+    assert sum(sum(t == END for t in row) - 1 for row in pending) == len(missing)
+    if layout == "packed":
+        assert widths == {torch.Size([4, 48])}
+    else:
+        assert max(rows * width for rows, width in widths) <= 4 * 48 * 1.5
+
+
+@pytest.mark.parametrize("layout", ["padded", "packed"])
+@given(taken=st.integers(0, 25))
+def test_document_batches_resume_anywhere(layout, taken):
+    def fresh():
+        return DocumentBatches(Documents(), 3, 48, end_id=END, layout=layout, pool=4)
+
+    first, second = fresh(), fresh()
+    for _ in range(taken):
+        next(first)
+    second.load_state_dict(json.loads(json.dumps(first.state_dict())))
+    for _ in range(12):
+        for a, b in zip(next(first), next(second), strict=True):
+            assert torch.equal(a, b)
+
+
+def test_document_batches_refuse_what_does_not_fit():
+    with pytest.raises(ValueError, match="rows of 8"):
+        next(DocumentBatches(Documents(), 4, 8, end_id=END))
+    with pytest.raises(ValueError, match="layout='loose'"):
+        DocumentBatches(Documents(), 4, 8, end_id=END, layout="loose")
+    source = DocumentBatches(Documents(), 4, 48, end_id=END)
+    other = DocumentBatches(Documents(), 5, 48, end_id=END)
+    with pytest.raises(ValueError, match="batch_size: saved 4, now 5"):
+        other.load_state_dict(source.state_dict())
+
+
+def test_file_documents_shuffle_each_epoch_anew(tmp_path):
+    data = TokenDataset.write(
+        tmp_path / "t.npy", ([i, i] for i in range(1, 9)), vocab_size=10, end_id=0
+    )
+    stream = FileDocuments(data, seed=5)
+    epochs = [[next(stream) for _ in range(8)] for _ in range(3)]
+    assert all(sorted(e) == [[i, i] for i in range(1, 9)] for e in epochs)
+    assert epochs[0] != epochs[1] != epochs[2]
+    other = FileDocuments(data, seed=5)
+    other.load_state_dict({"seed": 5, "tokens": 24, "index": 13})
+    assert [next(other) for _ in range(3)] == epochs[1][5:]
+    with pytest.raises(ValueError, match="seed: saved 4, now 5"):
+        other.load_state_dict({"seed": 4, "tokens": 24, "index": 0})
+    with pytest.raises(ValueError, match="end_id"):
+        FileDocuments(TokenDataset(tmp_path / "t.npy"))
+    with pytest.raises(ValueError, match="no whole document"):
+        FileDocuments(TokenDataset(tmp_path / "t.npy", end_id=9))
+
+
+class Language:
+    """A language of letters: `sample(rng)` as StoryLanguage has it."""
+
+    def sample(self, rng):
+        text = "".join(rng.choice("abcdeé") for _ in range(rng.randrange(3, 12)))
+        return type("Story", (), {"text": text})
+
+
+class Letters:
+    """A byte tokenizer with an end token: the least that `evaluate` needs."""
+
+    special_tokens = types.MappingProxyType({"<end>": 256})
+    vocab_size, eos_token_id = 257, 256
+
+    def encode_ordinary(self, text):
+        return list(text.encode())
+
+    def decode_bytes(self, ids):
+        return bytes(ids)
+
+
+def test_stories_depend_on_seed_and_number_alone():
+    stream = StoryDocuments(Language(), Letters().encode_ordinary, seed=7)
+    first = [next(stream) for _ in range(20)]
+    stream.load_state_dict({"seed": 7, "index": 4})
+    assert [next(stream) for _ in range(16)] == first[4:]
+    assert bytes(first[3]).decode() == stream.text(3)
+    assert first != [next(StoryDocuments(Language(), list, seed=8)) for _ in range(20)]
+
+
+def test_settings_that_differ_are_named():
+    check_settings({"a": 1}, {"a": 1})
+    with pytest.raises(ValueError, match=r"a: saved 1, now 2; b: saved None, now 'x'"):
+        check_settings({"a": 1}, {"a": 2, "b": "x"})
+
+
+# evaluation
+
+
+def test_evaluate_counts_all_nats_over_all_bytes():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(257, 8), nn.Linear(8, 257))
+    texts = ["a", "", "héé", "stories" * 9, "中文"]
+    nats = 0.0
+    for text in texts:  # one by one, in float64, no padding
+        ids = torch.tensor([256, *text.encode(), 256])
+        logits = model(ids[None, :-1])[0].detach().double().log_softmax(-1)
+        nats -= float(logits[torch.arange(len(ids) - 1), ids[1:]].sum())
+    expected = nats / math.log(2) / sum(len(t.encode()) for t in texts)
+    for batch_tokens in (1, 20, 10000):
+        assert evaluate(model, texts, Letters(), batch_tokens=batch_tokens) == pytest.approx(
+            expected, rel=1e-6
+        )
+    assert model.training
+    uniform = nn.Sequential(nn.Embedding(257, 1), nn.Linear(1, 257, bias=False))
+    nn.init.zeros_(uniform[1].weight)
+    one = evaluate(uniform, ["abc"], Letters())
+    assert one == pytest.approx(4 * math.log2(257) / 3)  # three letters and the end, three bytes
+    with pytest.raises(ValueError, match="0 texts"):
+        evaluate(model, [], Letters())
+
+
+def test_token_byte_lengths():
+    lengths = token_byte_lengths(Letters())
+    assert lengths.tolist() == [1] * 256 + [0]
+
+
+def test_pad_rows_shifts_and_masks():
+    x, y = pad_rows([[9, 1, 2], [9, 3]], 4, 9)
+    assert x.tolist() == [[9, 1, 2], [9, 3, 9]]
+    assert y.tolist() == [[1, 2, -100], [3, -100, -100]]
+
+
+# accumulation
+
+
+def test_accumulated_gradients_equal_the_big_batch_with_unequal_counts(generator):
+    model = tiny(dropout=0.0).double()
+    x = torch.randint(V, (6, 10), generator=generator)
+    y = torch.randint(V, (6, 10), generator=generator)
+    y[0, 1:] = -100  # 1, 10 x 4 and 2 targets
+    y[5, 2:] = -100
+    count = int((y != -100).sum())
+
+    def gradients(batches):
+        model.zero_grad()
+        total = accumulate_gradients(model, batches, count)
+        return total, [p.grad.clone() for p in model.parameters()]
+
+    whole, expected = gradients([(x, y)])
+    for cuts in ([1, 5], [2, 2, 2], [1] * 6):
+        total, found = gradients(list(zip(x.split(cuts), y.split(cuts), strict=True)))
+        torch.testing.assert_close(total, whole)
+        for a, b in zip(found, expected, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-14)
+    model.zero_grad()
+    F.cross_entropy(model(x).flatten(0, 1), y.flatten()).backward()
+    for p, b in zip(model.parameters(), expected, strict=True):
+        torch.testing.assert_close(p.grad, b, rtol=1e-12, atol=1e-14)
+
+
+class Listed:
+    """A source of given batches."""
+
+    def __init__(self, batches):
+        self.batches, self.index = batches, 0
+
+    def __next__(self):
+        self.index += 1
+        return self.batches[self.index - 1]
+
+    def state_dict(self):
+        return {"index": self.index}
+
+    def load_state_dict(self, state):
+        self.index = state["index"]
+
+
+def test_trainer_with_accumulation_takes_the_step_of_the_big_batch(generator):
+    x = torch.randint(V, (8, 10), generator=generator)
+    y = x.clone()
+    y[0, 2:] = -100
+    y[3, 5:] = -100
+
+    def run(batches, accumulation):
+        trainer = make(
+            steps=2,
+            model=tiny(dropout=0.0).double(),
+            source=Listed(batches * 2),
+            accumulation=accumulation,
+            log_every=1,
+        )
+        trainer.train()
+        return trainer
+
+    big = run([(x, y)], 1)
+    small = run([(x[i : i + 2], y[i : i + 2]) for i in range(0, 8, 2)], 4)
+    for a, b in zip(weights(big), weights(small), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
+    for a, b in zip(big.history, small.history, strict=True):
+        assert a["loss"] == pytest.approx(b["loss"], rel=1e-10)
+        assert a["tokens"] == b["tokens"]
+
+
+# the loop
+
+
+def test_trainer_equals_a_plain_loop():
+    trainer = make(steps=12, weight_decay=0.2, max_norm=0.5)
+    history = trainer.train()
+    model, source = tiny(), WindowBatches(TOKENS, 4, 12, seed=3)
+    torch.manual_seed(0)
+    optimizer = torch.optim.AdamW(decay_groups(model, 0.2), betas=(0.9, 0.95), eps=1e-8)
+    losses = []
+    for step in range(12):
+        for group in optimizer.param_groups:
+            group["lr"] = cosine_schedule(step, 1e-3, 1e-4, 4, 12)
+        x, y = next(source)
+        loss = F.cross_entropy(model(x).flatten(0, 1), y.flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        optimizer.step()
+        losses.append(loss.item())
+    for p, q in zip(trainer.model.parameters(), model.parameters(), strict=True):
+        torch.testing.assert_close(p, q, rtol=1e-5, atol=1e-6)
+    assert [r["step"] for r in history] == [4, 8, 12]
+    for i, record in enumerate(history):
+        assert record["loss"] == pytest.approx(np.mean(losses[4 * i : 4 * i + 4]), rel=1e-5)
+        assert record["tokens"] == 48 * record["step"]
+
+
+def test_our_optimizer_and_the_fused_one_agree():
+    ours, fused = make(fused=False), make(fused=True)
+    ours.train(), fused.train()
+    assert isinstance(ours.optimizer, AdamW) and isinstance(fused.optimizer, torch.optim.AdamW)
+    for a, b in zip(weights(ours), weights(fused), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+
+
+def test_learns_in_bfloat16_and_keeps_float32_weights():
+    model = tiny(dropout=0.0)
+    x = torch.arange(V)[None].repeat(4, 1)
+    source = Listed([(x[:, :-1], x[:, 1:])] * 60)
+    trainer = make(steps=60, model=model, source=source, precision="bfloat16", max_lr=3e-2)
+    history = trainer.train()
+    assert history[-1]["loss"] < 0.2 < 2 < history[0]["loss"]
+    assert all(p.dtype == torch.float32 for p in model.parameters())
+
+
+def test_validation_samples_and_bytes_go_into_the_records(tmp_path):
+    calls, logged = [], []
+    lengths = torch.full((V,), 3)
+
+    def validate(model):
+        calls.append(model.training)
+        torch.rand(5)  # validation may draw: training does not notice
+        return {"bits": 1.5}
+
+    trainer = make(tmp_path, steps=10, validate_every=4)
+    trainer.validate, trainer.sample = validate, lambda model: "once"
+    trainer.token_bytes, trainer.on_log = lengths, logged.append
+    trainer.train()
+    plain = make(steps=10)
+    plain.train()
+    assert same(trainer, plain)
+    assert calls == [False] * 3 and trainer.model.training
+    lines = records(tmp_path)
+    assert lines == trainer.history == logged
+    assert [r.get("bits") for r in lines] == [1.5, 1.5, 1.5] and lines[0]["sample"] == "once"
+    for record in lines:
+        nats_per_byte = record["loss"] / 3 / math.log(2)
+        assert record["bits_per_byte"] == pytest.approx(nats_per_byte, rel=1e-6)
+        assert record["tokens_per_second"] > 0 and record["grad_norm"] > 0
+
+
+def test_the_progress_bar_shows_loss_speed_and_time_left(capsys):
+    trainer = make(steps=8)
+    trainer.progress = True
+    trainer.train()
+    shown = capsys.readouterr().err
+    assert "8/8" in shown and "tokens/s" in shown and "loss" in shown and "<00:00" in shown
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"steps": 0},
+        {"steps": 5, "accumulation": 0},
+        {"steps": 5, "precision": "float16"},
+        {"steps": 5, "parallel": "pipes"},
+        {"steps": 5, "max_lr": 1e-5},
+    ],
+)
+def test_config_refuses_values_out_of_range(settings):
+    with pytest.raises(ValueError):
+        TrainConfig(**settings)
+
+
+# checkpoints
+
+
+@pytest.mark.parametrize("fused", [True, False])
+@pytest.mark.parametrize("stop", [1, 5, 13])
+def test_resumed_equals_uninterrupted(tmp_path, fused, stop):
+    settings = {"fused": fused, "accumulation": 2}
+    whole = make(tmp_path / "whole", **settings)
+    whole.train()
+    make(tmp_path / "cut", **settings).train(until=stop)
+    resumed = make(tmp_path / "cut", model=tiny(seed=99), **settings)
+    assert resumed.resume()
+    assert resumed.step == stop
+    resumed.train()
+    assert same(whole, resumed)
+    curves = [
+        {r["step"]: r["loss"] for r in records(folder)}
+        for folder in (tmp_path / "whole", tmp_path / "cut")
+    ]
+    assert curves[1].items() >= {k: v for k, v in curves[0].items() if k > stop + 4}.items()
+
+
+@pytest.mark.parametrize("layout", ["padded", "packed"])
+def test_resuming_keeps_the_order_of_documents(tmp_path, layout):
+    def run(folder, resume=False, until=None):
+        source = DocumentBatches(Documents(), 3, 48, end_id=END, layout=layout, pool=4)
+        trainer = make(folder, steps=20, source=source)
+        assert trainer.resume() == resume
+        trainer.train(until)
+        return trainer
+
+    whole = run(tmp_path / "a")
+    run(tmp_path / "b", until=9)
+    assert same(whole, run(tmp_path / "b", resume=True))
+
+
+def test_forgetting_the_sampler_changes_the_run(tmp_path):
+    whole = make(tmp_path / "a")
+    whole.train()
+    make(tmp_path / "b").train(until=10)
+    forgetful = make(tmp_path / "b")
+    forgetful.resume()
+    forgetful.source.index = 0
+    forgetful.train()
+    assert not same(whole, forgetful)
+
+
+def test_metrics_of_repeated_steps_are_written_once(tmp_path):
+    make(tmp_path, log_every=1, keep=9).train(until=12)
+    shutil.rmtree(tmp_path / "step-00000012")
+    with open(tmp_path / "metrics.jsonl", "a") as file:
+        file.write('{"step": 13, "lo')  # what a kill leaves
+    resumed = make(tmp_path, log_every=1)
+    assert resumed.resume() and resumed.step == 10
+    resumed.train()
+    steps = [r["step"] for r in records(tmp_path)]
+    assert steps == list(range(1, 25))
+
+
+KILLED = """
+    import os, sys
+    sys.path.insert(0, sys.argv[1])
+    import random, signal, time
+    import torch
+    from test_train import make, same
+    from minillm import checkpoint
+
+    folder, rng = sys.argv[2], random.Random(4)
+    torch.set_num_threads(1)
+    kills = reached = 0
+    while kills < 12 or reached < 120:
+        child = os.fork()
+        if child == 0:
+            trainer = make(folder, steps=120, checkpoint_every=2, log_every=1, fused=False)
+            trainer.resume()
+            if kills < 12:
+                trainer.train()
+            else:
+                whole = make(steps=120, fused=False)
+                whole.train()
+                trainer.train()
+                os._exit(0 if same(whole, trainer) else 3)
+            os._exit(0)
+        if kills < 12:
+            time.sleep(rng.uniform(0.02, 0.15))
+            os.kill(child, signal.SIGKILL)
+            _, status = os.waitpid(child, 0)
+            kills += os.WIFSIGNALED(status)
+            steps = [int(p.name[5:]) for p in checkpoint.checkpoints(folder)]
+            print(kills, max(steps, default=0), flush=True)
+        else:
+            _, status = os.waitpid(child, 0)
+            assert os.waitstatus_to_exitcode(status) == 0, status
+            reached = 120
+    print("same")
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="kills forked processes")
+def test_twelve_kills_change_nothing(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(KILLED), str(Path(__file__).parent), str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.split("\n")
+    reached = [int(line.split()[1]) for line in lines[:12]]
+    assert lines[12] == "same"
+    assert reached == sorted(reached) and 0 < reached[-1] < 120  # killed while it was working
+
+
+def damaged(folder):
+    """A run of 10 steps whose newest checkpoint is handed back."""
+    make(folder, keep=3).train(until=10)
+    return newest_checkpoint(folder)
+
+
+def test_damaged_checkpoints_say_what_is_wrong(tmp_path):
+    path = damaged(tmp_path)
+    model = path / "model.safetensors"
+    whole = model.read_bytes()
+    model.write_bytes(whole[:-7])
+    with pytest.raises(CheckpointError, match=rf"has {len(whole) - 7} bytes instead of"):
+        load_checkpoint(path)
+    model.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    with pytest.raises(CheckpointError, match="checksum"):
+        load_checkpoint(path)
+    model.unlink()
+    with pytest.raises(CheckpointError, match=r"model\.safetensors is missing"):
+        load_checkpoint(path)
+    model.write_bytes(whole)
+    state = (path / "state.json").read_text()
+    (path / "state.json").write_text(state[:-5])
+    with pytest.raises(CheckpointError, match="cut short"):
+        load_checkpoint(path)
+    (path / "state.json").write_text(json.dumps({"format": "other", "files": {}}))
+    with pytest.raises(CheckpointError, match="another format: 'other'"):
+        load_checkpoint(path)
+    (path / "state.json").unlink()
+    with pytest.raises(CheckpointError, match=r"no state\.json"):
+        load_checkpoint(path)
+    with pytest.raises(CheckpointError, match="no such checkpoint"):
+        load_checkpoint(tmp_path / "nowhere")
+
+
+def test_the_newest_whole_checkpoint_is_found(tmp_path):
+    path = damaged(tmp_path)
+    (path / "optimizer.safetensors").write_bytes(b"")
+    (tmp_path / ".step-00000099.1").mkdir()  # what a kill leaves
+    with pytest.warns(UserWarning, match="passed over.*step-00000010"):
+        assert newest_checkpoint(tmp_path) == tmp_path / "step-00000005"
+    assert newest_checkpoint(tmp_path / "nowhere") is None
+    assert not make(tmp_path / "nowhere").resume()
+
+
+def test_foreign_checkpoints_are_refused(tmp_path):
+    path = damaged(tmp_path)
+    other = make(tmp_path, model=nn.Sequential(nn.Embedding(V, 8), nn.Linear(8, V)))
+    with pytest.raises(CheckpointError, match=r"missing 0\.weight.*unexpected embed\.weight"):
+        other.resume(path)
+    wider = tiny()
+    wider.mix = nn.Linear(C, C + 1)
+    with pytest.raises(CheckpointError, match=r"mix\.weight is \(16, 16\), the model's is \(17"):
+        make(tmp_path, model=wider).resume(path)
+    with pytest.raises(ValueError, match=r"max_lr: saved 0\.001, now 0\.002"):
+        make(tmp_path, max_lr=2e-3).resume(path)
+    with pytest.raises(ValueError, match="batch_size: saved 4, now 5"):
+        make(tmp_path, source=WindowBatches(TOKENS, 5, 12, seed=3)).resume(path)
+
+
+@pytest.fixture
+def small_disk():
+    """No file may grow beyond 3,000 bytes, as on a disk that is nearly full."""
+    old = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+
+    def limit(size):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, old[1]))
+
+    yield limit
+    resource.setrlimit(resource.RLIMIT_FSIZE, old)
+    signal.signal(signal.SIGXFSZ, handler)
+
+
+def test_a_full_disk_loses_nothing_that_was_whole(tmp_path, small_disk):
+    trainer = make(tmp_path, steps=20)
+    trainer.train(until=10)
+    before = {p: p.read_bytes() for p in tmp_path.rglob("*.safetensors")}
+    small_disk(3000)
+    with (
+        pytest.warns(UserWarning, match=r"step-00000015.*training goes on"),
+        pytest.raises(CheckpointError, match=r"could not write .*step-00000020"),
+    ):
+        trainer.train()
+    assert trainer.step == 20
+    small_disk(resource.RLIM_INFINITY)
+    assert {p: p.read_bytes() for p in tmp_path.rglob("*.safetensors")} == before
+    assert not list(tmp_path.glob(".step*"))
+    again = make(tmp_path, steps=20)  # room again: the run goes on from what was whole
+    assert again.resume() and again.step == 10
+    again.train()
+    assert same(again, trainer) and newest_checkpoint(tmp_path).name == "step-00000020"
+
+
+def test_a_folder_that_cannot_be_written_is_an_error_that_names_it(tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(CheckpointError, match="file/step-00000003"), pytest.warns(UserWarning):
+        make(tmp_path / "file", steps=3, checkpoint_every=0).train()
+
+
+def test_tied_weights_are_saved_once_and_tied_after_loading(tmp_path):
+    path = damaged(tmp_path)
+    tensors, state = load_checkpoint(path)
+    assert sorted(tensors["model"]) == sorted(
+        ["embed.weight", "mix.weight", "mix.bias", "norm.weight", "norm.bias", "seen"]
+    )
+    assert state["step"] == 10 and state["config"]["steps"] == 24
+    model = tiny(seed=5)
+    checkpoint.load_model_tensors(model, tensors["model"])
+    assert model.head.weight is model.embed.weight
+    assert torch.equal(model.head.weight, tensors["model"]["embed.weight"])
+
+
+def test_nan_stops_with_the_step_and_a_saved_state(tmp_path):
+    class Poisoned(WindowBatches):
+        def __next__(self):
+            x, y = super().__next__()
+            if self.index == 8:
+                with torch.no_grad():
+                    poison["model"].scale.fill_(float("nan"))
+            return x, y
+
+    class Scaled(Tiny):
+        def __init__(self):
+            super().__init__()
+            self.scale = torch.ones(())
+
+        def forward(self, ids):
+            return super().forward(ids) * self.scale
+
+    torch.manual_seed(0)
+    poison = {"model": Scaled()}
+    trainer = make(tmp_path, model=poison["model"], source=Poisoned(TOKENS, 4, 12, seed=3))
+    with pytest.raises(FloatingPointError, match=r"step 7: loss nan.*step-00000007"):
+        trainer.train()
+    tensors, state = load_checkpoint(tmp_path / "step-00000007")
+    assert all(t.isfinite().all() for t in tensors["model"].values())
+    assert state["source"]["index"] == 7  # the batch that did it is drawn again
+    torch.manual_seed(0)
+    healthy = make(tmp_path, model=Scaled())
+    assert healthy.resume() and healthy.step == 7
+    healthy.train()
+    reference = make()
+    reference.train()
+    assert same(healthy, reference)
+
+
+def test_nothing_is_unpickled(tmp_path):
+    kinds = {p.suffix for p in damaged(tmp_path).iterdir()}
+    assert kinds == {".safetensors", ".json"}
+
+
+def test_compiled_training_agrees(tmp_path, monkeypatch):
+    eager = functools.partial(torch.compile, backend="aot_eager")  # no C++ compiler needed
+    monkeypatch.setattr(torch, "compile", eager)
+    plain, compiled = make(steps=3), make(tmp_path, steps=3, compile=True)
+    assert compiled.forward is not compiled.model
+    plain.train(), compiled.train()
+    for a, b in zip(weights(plain), weights(compiled), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+    assert "embed.weight" in load_checkpoint(tmp_path / "step-00000003")[0]["model"]
+
+
+@pytest.mark.gpu
+def test_resuming_on_a_gpu_is_exact(tmp_path):
+    def run(folder, resume=False, until=None):
+        trainer = make(folder, model=tiny().cuda(), precision="bfloat16")
+        assert trainer.resume() == resume
+        trainer.train(until)
+        return trainer
+
+    whole = run(tmp_path / "a")
+    run(tmp_path / "b", until=11)
+    assert same(whole, run(tmp_path / "b", resume=True))
