@@ -1,0 +1,245 @@
+"""n-gram models over lossless word pieces: maximum likelihood, add-k, interpolated Kneser-Ney.
+
+Probabilities sum to one in every context, words never seen included (they are spelled in bytes), so
+bits per byte compare with any other model's. Explained in notebook 01.
+"""
+
+# Built from notebooks/01_ngrams.ipynb: edit there, then make build.
+
+import math
+import random
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Self
+
+__all__ = [
+    "NGramModel",
+    "Table",
+    "as_tokens",
+    "bits_per_byte",
+    "continuation_counts",
+    "count_ngrams",
+    "discounted",
+    "estimate_discounts",
+    "viterbi_segment",
+    "word_pieces",
+]
+
+BEGIN, END, UNKNOWN = "<s>", "</s>", "<unk>"
+
+Table = dict[tuple[str, ...], dict[str, float]]  # context -> token -> count (or share)
+
+_PIECE = re.compile(
+    r" ?(?:[^\W\d_\u2e80-\u9fff]+(?:['’][^\W\d_]+)?|\d+|[^\w\s])|[ ]{2,}|.", re.DOTALL
+)
+
+
+def word_pieces(text: str) -> list[str]:
+    """Words with the space before them, numbers, marks, Chinese characters: nothing is lost."""
+    return _PIECE.findall(text)
+
+
+def count_ngrams(sentences: Iterable[str | Sequence[str]], n: int) -> list[Table]:
+    """How often each token follows each context of 0, 1, ... n-1 tokens, a table for each length.
+
+    A sentence has one BEGIN and one END; its first contexts are as long as the text before them.
+    """
+    tables: list[Table] = [{} for _ in range(n)]
+    for sentence in sentences:
+        tokens = [BEGIN, *as_tokens(sentence), END]
+        for i in range(1, len(tokens)):
+            context = tuple(tokens[max(0, i - n + 1) : i])
+            row = tables[len(context)].setdefault(context, {})
+            row[tokens[i]] = row.get(tokens[i], 0) + 1
+    for longer, shorter in zip(tables[:0:-1], tables[-2::-1], strict=True):
+        for context, row in longer.items():
+            target = shorter.setdefault(context[1:], {})
+            for token, count in row.items():
+                target[token] = target.get(token, 0) + count
+    return tables
+
+
+def as_tokens(sentence: str | Sequence[str]) -> Sequence[str]:
+    return word_pieces(sentence) if isinstance(sentence, str) else sentence
+
+
+def continuation_counts(tables: Sequence[Table]) -> list[Table]:
+    """Kneser-Ney's counts: below the highest order, how many different tokens precede an n-gram.
+
+    n-grams that open a sentence have nothing before them and keep their counts.
+    """
+    result = [{} for _ in tables[:-1]] + [tables[-1]]
+    for order in range(len(tables) - 1):
+        table = result[order]
+        for context, row in tables[order].items():
+            if context[:1] == (BEGIN,):
+                table[context] = dict(row)
+        for context, row in tables[order + 1].items():
+            target = table.setdefault(context[1:], {})
+            for token in row:
+                target[token] = target.get(token, 0) + 1
+    return result
+
+
+def estimate_discounts(table: Table) -> tuple[float, float, float]:
+    """What to take from a count of 1, of 2 and of more, by how many n-grams were seen 1 to 4 times.
+
+    Source: Chen and Goodman 1999, equation 26; where that gives no proper discounts, one for all:
+    n1 / (n1 + 2 n2), or 1/2.
+    """
+    found = Counter(min(count, 5) for row in table.values() for count in row.values())
+    n1, n2, n3, n4 = (found[i] for i in (1, 2, 3, 4))
+    ney = n1 / (n1 + 2 * n2) if n1 and n2 else 0.5
+    if not (n1 and n2 and n3 and n4):
+        return ney, ney, ney
+    three = 1 - 2 * ney * n2 / n1, 2 - 3 * ney * n3 / n2, 3 - 4 * ney * n4 / n3
+    return three if all(0 < d < i for i, d in enumerate(three, 1)) else (ney, ney, ney)
+
+
+def discounted(table: Table, taken: Sequence[float], added: float) -> dict:
+    """Per context the seen tokens' shares, and the share left over for a simpler distribution.
+
+    `taken` is what a count of 1, 2 and more loses; `added` counts are given to the simpler one.
+    """
+    rows = {}
+    for context, row in table.items():
+        total = sum(row.values()) + added
+        shares = {t: (count - taken[min(count, 3) - 1]) / total for t, count in row.items()}
+        left = added + sum(taken[min(count, 3) - 1] for count in row.values())
+        rows[context] = shares, left / total
+    return rows
+
+
+class _Fitted:
+    """The settings of an n-gram model, and what it keeps of the sentences that it was fitted on."""
+
+    def __init__(
+        self,
+        n: int,
+        *,
+        smoothing: str = "mle",
+        k: float = 1.0,
+        discount: float | Sequence[float] | None = None,
+    ) -> None:
+        each = [discount] * n if isinstance(discount, int | float) else discount
+        if n < 1 or smoothing not in ("mle", "add_k", "kneser_ney") or k <= 0:
+            raise ValueError(f"no n-gram model with {n=}, {smoothing=}, {k=}")
+        if each is not None and (len(each) != n or not all(0 <= d <= 1 for d in each)):
+            raise ValueError(f"discounts are one number in [0, 1], or {n} of them, not {discount}")
+        self.n, self.smoothing, self.k, self.discounts = n, smoothing, k, each
+        self.vocabulary: dict[str, None] = {}  # an ordered set
+        self._rows: list[dict] = []
+
+    def fit(self, sentences: Iterable[str | Sequence[str]]) -> Self:
+        """Count the n-grams of `sentences` (texts, or lists of tokens) and forget earlier ones."""
+        tables = count_ngrams(sentences, self.n)
+        self.vocabulary = dict.fromkeys(sorted({END, UNKNOWN, *tables[0].get((), ())}))
+        added = self.k * len(self.vocabulary) if self.smoothing == "add_k" else 0.0
+        taken = [(0.0, 0.0, 0.0)] * self.n
+        if self.smoothing == "kneser_ney":
+            tables = continuation_counts(tables)
+            taken = [(d, d, d) for d in self.discounts or ()] or [*map(estimate_discounts, tables)]
+        self._rows = [discounted(t, d, added) for t, d in zip(tables, taken, strict=True)]
+        return self
+
+
+class _Probabilities(_Fitted):
+    """Probabilities of one token, and of a sentence."""
+
+    def _levels(self, context: Sequence[str]) -> Iterator[tuple[dict[str, float], float]]:
+        """The rows that speak about a context, from the most general to the most special."""
+        if not self._rows:
+            raise ValueError("fit the model before asking it")
+        context = tuple(context[-(self.n - 1) :]) if self.n > 1 else ()
+        for order in range(len(context) + 1):
+            row = self._rows[order].get(context[len(context) - order :])
+            if self.smoothing == "kneser_ney" and row is None:
+                return
+            if self.smoothing == "kneser_ney" or order == len(context):
+                yield row or ({}, 1.0 if self.smoothing == "add_k" else 0.0)
+
+    def prob(self, token: str, context: Sequence[str] = ()) -> float:
+        """p(token | the last n - 1 tokens of context); a sentence's first context is [BEGIN].
+
+        A token outside the vocabulary gets UNKNOWN's times 1/257 for each byte and for its end.
+        """
+        p = 0.0 if token == BEGIN else 1 / len(self.vocabulary or "-")
+        if token not in self.vocabulary:
+            p *= 257.0 ** -(len(token.encode()) + 1)
+        for shares, left in self._levels(context):
+            p = shares.get(token, 0.0) + left * p
+        return p
+
+    def log_prob(self, sentence: str | Sequence[str]) -> float:
+        """Natural log-probability of a sentence, its end included; -inf where a factor is 0."""
+        tokens, total = [BEGIN, *as_tokens(sentence), END], 0.0
+        for i in range(1, len(tokens)):
+            p = self.prob(tokens[i], tokens[max(0, i - self.n + 1) : i])
+            if p <= 0:
+                return -math.inf
+            total += math.log(p)
+        return total
+
+
+class NGramModel(_Probabilities):
+    """An n-gram model: `fit` it on sentences, then ask for probabilities or sentences.
+
+    `smoothing` is "mle", "add_k" (adds `k` to every count) or "kneser_ney" (interpolated;
+    `discount` is one number, one an order, or None: estimated). In an unseen context "mle" gives
+    every token 0; the others always sum to 1.
+    Raises: ValueError for n < 1, an unknown smoothing, k <= 0, or a discount outside [0, 1].
+    """
+
+    def distribution(self, context: Sequence[str] = ()) -> dict[str, float]:
+        """p(token | context) for every token of the vocabulary, END and UNKNOWN included."""
+        return {token: self.prob(token, context) for token in self.vocabulary}
+
+    def cross_entropy(self, sentences: Iterable[str | Sequence[str]]) -> float:
+        """Average nats per token, ends included."""
+        tokens = [as_tokens(sentence) for sentence in sentences]
+        return -sum(map(self.log_prob, tokens)) / sum(len(sentence) + 1 for sentence in tokens)
+
+    def sample(self, rng: random.Random) -> list[str]:
+        """A sentence: each token is one seen in its context, or comes from a shorter context."""
+        tokens = [BEGIN]
+        while tokens[-1] != END:
+            token = self._draw([*self._levels(tokens)][::-1], rng)
+            tokens += [token] if token != UNKNOWN else []
+        return tokens[1:-1]
+
+    def _draw(self, levels: Sequence[tuple[dict[str, float], float]], rng: random.Random) -> str:
+        for shares, left in levels:
+            if shares and rng.random() >= left:
+                return rng.choices(list(shares), shares.values())[0]
+        return rng.choice(list(self.vocabulary))
+
+
+def bits_per_byte(nats: float, num_bytes: int) -> float:
+    """A text's nats in bits, shared among its UTF-8 bytes: comparable across tokenizations."""
+    return nats / math.log(2) / num_bytes
+
+
+def viterbi_segment(text: str, word_probs: Mapping[str, float]) -> list[str]:
+    """The most probable way to cut `text` into words, each drawn by itself from `word_probs`.
+
+    A character that no word covers stands alone, at a thousandth of the rarest word's chance.
+    Raises: ValueError if a probability is not positive.
+    """
+    if any(p <= 0 for p in word_probs.values()):
+        raise ValueError(f"probabilities must be positive, not {min(word_probs.values())}")
+    longest = max(map(len, word_probs), default=1)
+    rare = math.log(min(word_probs.values(), default=1.0) / 1000)
+    best = [0.0] + [-math.inf] * len(text)  # log-probability of the best path to each position
+    start = [0] * (len(text) + 1)
+    for end in range(1, len(text) + 1):
+        for i in range(max(0, end - longest), end):
+            word = text[i:end]
+            score = math.log(word_probs[word]) if word in word_probs else rare
+            if (word in word_probs or end - i == 1) and best[i] + score > best[end]:
+                best[end], start[end] = best[i] + score, i
+    words, end = [], len(text)
+    while end:
+        words.append(text[start[end] : end])
+        end = start[end]
+    return words[::-1]
