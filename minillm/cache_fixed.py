@@ -30,7 +30,8 @@ class StaticLayer(CacheLayer):
             raise ValueError("a static cache needs max_length")
         shape = (self.batch_size, self.num_kv_heads, self.max_length)
         self._place(self.zeros(1, dtype=torch.long), *(self.zeros(*shape, d) for d in self.dims))
-        self._length, self._last = 0, True
+        self._length: int | None = 0
+        self._last: CacheLayer | None = None  # who moves the position on, if not this layer
 
     def _place(self, position: Tensor, keys: Tensor, values: Tensor) -> None:
         self._store = nn.Module()  # CUDA graphs use a module's buffers where they lie
@@ -41,7 +42,8 @@ class StaticLayer(CacheLayer):
     @property
     def length(self) -> int:
         if self._length is None:  # a compiled step has moved on: look (and wait) once
-            self._length = int(self._store.position)
+            last = self._last
+            self._length = int(self._store.position) if last is None else last.length
         return self._length
 
     @length.setter
@@ -74,7 +76,7 @@ class StaticLayer(CacheLayer):
             self._place(self._store.position, *self.copies())
         for buffer, new in zip(self._buffers, (keys, values), strict=True):
             buffer.index_copy_(2, slots, new)
-        if self._last:
+        if self._last is None:
             self._store.position.add_(T)
         return self._buffers
 
@@ -91,7 +93,7 @@ class StaticLayer(CacheLayer):
         self.batch_size = len(rows)
 
     def join(self, last: CacheLayer) -> None:
-        self._store.position, self._last = last._store.position, self is last
+        self._store.position, self._last = last._store.position, None if self is last else last
 
 
 class SlidingLayer(CacheLayer):

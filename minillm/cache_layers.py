@@ -201,4 +201,4 @@ class QuantizedLayer(DynamicLayer):
 
     def _decode(self, *buffers: Tensor) -> tuple[Tensor, Tensor]:
         k, v, k_scale, v_scale = buffers
-        return (k * k_scale).to(self.dtype), (v * v_scale).to(self.dtype)
+        return k.float().mul_(k_scale).to(self.dtype), v.float().mul_(v_scale).to(self.dtype)

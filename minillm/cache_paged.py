@@ -98,7 +98,8 @@ class PagedLayer(CacheLayer):
         found = []
         for pool, new in zip(self.pool.buffers, (keys, values), strict=True):
             pool[blocks, offsets] = new.transpose(1, 2)
-            found.append(pool[table].flatten(1, 2)[:, :end].transpose(1, 2))
+            rows = pool.index_select(0, table.flatten()).view(len(table), -1, *pool.shape[2:])
+            found.append(rows[:, :end].transpose(1, 2))  # (B, S, G, dim) -> (B, G, S, dim)
         self.length = end
         return found[0], found[1]
 

@@ -462,8 +462,9 @@ def test_a_shared_prefix_continued_in_two_ways(kind):
         torch.testing.assert_close(torch.cat(logits, dim=1), expected, rtol=0, atol=1e-10)
 
 
-@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
-@pytest.mark.parametrize("heads", ["GQA", "MLA"])
+@pytest.mark.parametrize(
+    ("heads", "backend"), [("GQA", "eager"), ("MLA", "eager"), ("GQA", "aot_eager")]
+)
 def test_static_decoding_is_compiled_once(heads, backend):
     from torch._dynamo.backends.registry import lookup_backend
 
@@ -487,4 +488,13 @@ def test_static_decoding_is_compiled_once(heads, backend):
             logits = step(IDS[:, t : t + 1], real=real_all, cache=conversation)
             torch.testing.assert_close(logits[:, 0], expected[:, t], rtol=0, atol=1e-10)
         assert conversation.length == 20
+        with pytest.raises(ValueError, match="21 new positions after 20 exceed max_length=40"):
+            conversation.key_positions(21)
     assert len(compiled) == 1
+    twin = cache.fork()  # a copy at the first write, then the same compiled step
+    for conversation in (twin, cache):
+        conversation.crop(12)
+        for t in range(12, 16):
+            logits = step(IDS[:, t : t + 1], real=real_all, cache=conversation)
+            torch.testing.assert_close(logits[:, 0], expected[:, t], rtol=0, atol=1e-10)
+    assert len(compiled) == 2
