@@ -7,7 +7,14 @@ import pytest
 import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import DeepseekV3Config, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
+from transformers import (
+    DeepseekV3Config,
+    DynamicCache,
+    LlamaConfig,
+    MistralConfig,
+    Qwen2Config,
+    Qwen3Config,
+)
 from transformers.models.deepseek_v3.modeling_deepseek_v3 import (
     DeepseekV3Attention,
     DeepseekV3RotaryEmbedding,
@@ -21,6 +28,8 @@ from transformers.models.mistral.modeling_mistral import MistralAttention
 from transformers.models.qwen2.modeling_qwen2 import Qwen2Attention
 from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention
 
+from minillm.attention import build_mask
+from minillm.cache import make_cache
 from minillm.latent import latent_attention_absorbed, latent_attention_naive
 from minillm.multihead import (
     MultiHeadAttention,
@@ -28,6 +37,7 @@ from minillm.multihead import (
     merge_heads,
     split_heads,
 )
+from minillm.rope import RotaryEmbedding
 
 B, T, C, H, G, D = 3, 11, 48, 6, 2, 16
 SIZES = dict(hidden_size=C, num_attention_heads=H, num_key_value_heads=G, num_hidden_layers=1)
@@ -201,6 +211,59 @@ def test_transformers_cached_steps(make, steps):
     torch.testing.assert_close(torch.cat(outputs, dim=1), expected, **CLOSE)
 
 
+def our_rotary(config, kind):
+    given = dict(config.rope_parameters)
+    latent = kind is Interleaved
+    return RotaryEmbedding(
+        config.qk_rope_head_dim if latent else getattr(config, "head_dim", None) or C // H,
+        base=given["rope_theta"],
+        scaling=given if given["rope_type"] == "yarn" else None,
+        interleaved=latent,
+        max_position_embeddings=config.max_position_embeddings,
+    )
+
+
+@pytest.mark.parametrize("cache_kind", ["dynamic", "static", "sliding", "paged"])
+@pytest.mark.parametrize("make", ALL)
+def test_transformers_cached_steps_with_our_rope_masks_and_caches(make, cache_kind):
+    """A left-padded batch, in chunks and step by step, beside transformers with its own cache."""
+    theirs, ours, rotary, kind = make()
+    config, x, window = theirs.config, inputs(), 4 if cache_kind == "sliding" else None
+    _, valid = left_padded([11, 7, 1], T)
+    positions = (valid.cumsum(1) - 1).clamp(min=0)
+    latent = kind is Interleaved
+    cache = make_cache(
+        cache_kind,
+        num_layers=1,
+        batch_size=B,
+        num_kv_heads=1 if latent else G,
+        key_dim=config.kv_lora_rank if latent else ours.head_dim,
+        value_dim=config.qk_rope_head_dim if latent else ours.head_dim,
+        max_length=T + 2 if cache_kind == "static" else None,
+        window=window,
+        block_size=3,
+    )
+    rope, past = our_rotary(config, kind), DynamicCache()
+    for step in (5, 1, 3, 1, 1):
+        start = cache.length
+        stop, now = start + step, positions[:, start : start + step]
+        query, key = start + torch.arange(step), cache.key_positions(step)
+        mask = build_mask(
+            query, key, key_valid=valid[:, key.clamp(min=0, max=T - 1)], window=window
+        )
+        got = ours(x[:, start:stop], rope=rope(now), mask=mask, cache=cache[0])
+        full = build_mask(query, torch.arange(stop), key_valid=valid[:, :stop], window=window)
+        expected, _ = theirs(
+            x[:, start:stop],
+            position_embeddings=rotary(x, now),
+            attention_mask=torch.zeros(full.shape).masked_fill(~full, torch.finfo(x.dtype).min),
+            past_key_values=past,
+        )
+        real = valid[:, start:stop]
+        torch.testing.assert_close(got[real], expected[real], **CLOSE)
+    assert cache.length == T
+
+
 def test_mistral_sliding_window():
     """The window is in the mask alone: ours equals theirs with the mask they make."""
     from transformers.masking_utils import create_sliding_window_causal_mask
@@ -267,6 +330,16 @@ def test_shared_heads_equal_repeated_heads(kv_heads):
         )
     full.load_state_dict(weights)
     torch.testing.assert_close(shared(x, is_causal=True), full(x, is_causal=True), **CLOSE)
+
+
+def test_scale_is_a_factor_on_queries():
+    x = inputs()
+    given = randomize(MultiHeadAttention(C, H, scale=0.1))
+    usual = MultiHeadAttention(C, H)
+    weights = given.state_dict()
+    weights["q_proj.weight"] = weights["q_proj.weight"] * 0.1 * math.sqrt(C // H)
+    usual.load_state_dict(weights)
+    torch.testing.assert_close(given(x), usual(x), **CLOSE)
 
 
 def test_is_causal_equals_mask():
@@ -345,6 +418,27 @@ def test_absorbed_equals_naive(queries, keys, generator):
             naive = latent_attention_naive(*parts, scale=0.3, **settings)
             absorbed = latent_attention_absorbed(*parts, scale=0.3, **settings)
             torch.testing.assert_close(absorbed, naive, atol=1e-12, rtol=1e-12)
+
+
+def test_absorbed_gradients_equal_naive_gradients(generator):
+    parts = [part.requires_grad_() for part in latent_parts(4, 9)]
+    mask = torch.rand(2, 1, 4, 9, generator=generator) < 0.7
+    naive, absorbed = (
+        torch.autograd.grad(attend(*parts, scale=0.3, mask=mask).square().sum(), parts)
+        for attend in (latent_attention_naive, latent_attention_absorbed)
+    )
+    for got, expected in zip(absorbed, naive, strict=True):
+        torch.testing.assert_close(got, expected, atol=1e-11, rtol=1e-11)
+
+
+def test_absorbed_in_bfloat16_is_as_good_as_naive():
+    parts = latent_parts(1, 200, dtype=torch.float32)
+    exact = latent_attention_naive(*(part.bfloat16().double() for part in parts), scale=0.3)
+    naive, absorbed = (
+        (attend(*(part.bfloat16() for part in parts), scale=0.3) - exact).norm() / exact.norm()
+        for attend in (latent_attention_naive, latent_attention_absorbed)
+    )
+    assert naive < 0.02 and absorbed < 0.02
 
 
 @pytest.mark.parametrize("q_lora_rank", [None, 20])
