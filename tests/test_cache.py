@@ -184,6 +184,25 @@ def test_a_fork_of_pages_copies_one_block():
     assert len(pool.free) == len(pool.holders)
 
 
+def test_same_contents_as_transformers_caches():
+    """Their ring keeps the past in order, ours as it lies: sorted by position, they are equal."""
+    from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
+
+    pairs = [
+        (new("dynamic", layers=1), DynamicLayer()),
+        (new("sliding", layers=1), DynamicSlidingWindowLayer(sliding_window=WINDOW)),
+    ]
+    for cache, theirs in pairs:
+        for seed, num in enumerate((3, 1, 1, 1, 1, 4, 1, 8, 1, 1)):
+            new_tokens = tokens(num, seed, layers=1)
+            order = cache.key_positions(num).argsort()
+            ours = feed(cache, new_tokens)[0]
+            for mine, other in zip(ours, theirs.update(*new_tokens[0]), strict=True):
+                reach = min(other.shape[2], mine.shape[2])  # a chunk gets one key more from us
+                assert reach >= min(cache.length, WINDOW - 1 + num)
+                assert torch.equal(mine[:, :, order][:, :, -reach:], other[:, :, -reach:])
+
+
 def test_growth_moves_a_token_less_than_twice_on_average():
     cache, moved, capacity = new("dynamic", layers=1, max_length=None), 0, 0
     steps, one = 3000, tokens(1, layers=1)
