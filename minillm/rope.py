@@ -68,10 +68,13 @@ class Rotation:
 
     def __init__(self, cos: Tensor, sin: Tensor, *, interleaved: bool = False) -> None:
         self.cos, self.sin, self.interleaved = cos, sin, interleaved
-        minus = slice(0, None, 2) if interleaved else slice(0, cos.shape[-1] // 2)
-        sign = torch.ones_like(sin[0, 0])
-        sign[minus] = -1.0  # (a, b) -> (a cos - b sin, b cos + a sin)
-        self._cos, self._sin = cos.unsqueeze(1), (sign * sin).unsqueeze(1)  # (B, 1, T, D)
+        # (a, b) turns into (a cos - b sin, b cos + a sin): the first of a pair takes minus sin
+        if interleaved:
+            signed = torch.stack((-sin[..., 0::2], sin[..., 1::2]), -1).flatten(-2)
+        else:
+            first, second = sin.chunk(2, -1)
+            signed = torch.cat((-first, second), -1)
+        self._cos, self._sin = cos.unsqueeze(1), signed.unsqueeze(1)  # (B, 1, T, D)
 
     def __call__(self, x: Tensor) -> Tensor:
         if x.shape[-2:] != self.cos.shape[-2:]:
@@ -158,12 +161,14 @@ class RotaryEmbedding(nn.Module):
             frequencies, _ = self._frequencies(device, position_ids.max() + 1)
         elif frequencies.device != device:  # built on "meta" and never moved
             frequencies, _ = self._frequencies(device)
-        angles = position_ids.unsqueeze(-1).float() * frequencies  # (B, T, D/2)
-        cos, sin = (f(angles) * self.attention_factor for f in (torch.cos, torch.sin))
         if self.interleaved:
-            cos, sin = cos.repeat_interleave(2, -1), sin.repeat_interleave(2, -1)
+            frequencies = frequencies.repeat_interleave(2)
         else:
-            cos, sin = torch.cat((cos, cos), -1), torch.cat((sin, sin), -1)
+            frequencies = torch.cat((frequencies, frequencies))
+        angles = position_ids.unsqueeze(-1) * frequencies  # (B, T, D), float32
+        cos, sin = angles.cos(), angles.sin()
+        if self.attention_factor != 1.0:
+            cos, sin = cos * self.attention_factor, sin * self.attention_factor
         return Rotation(cos, sin, interleaved=self.interleaved)
 
     def warn_beyond(self, length: int) -> None:

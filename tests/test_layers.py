@@ -298,3 +298,24 @@ def test_the_weights_are_those_of_a_key_value_memory():
     strength = F.relu(keys @ x + mlp.up_proj.bias)
     expected = mlp.down_proj.bias + sum(s * v for s, v in zip(strength, values, strict=True))
     close(mlp(x), expected)
+
+
+# On a GPU
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_norms_on_a_gpu_are_llamas_and_gemmas(dtype):
+    x = draw(64, 1024, dtype=dtype, scale=3).cuda()
+    for ours, theirs in (
+        (RMSNorm(1024), LlamaRMSNorm(1024)),
+        (RMSNorm(1024, offset=1.0), GemmaRMSNorm(1024, eps=1e-6)),
+    ):
+        ours, theirs = ours.cuda().to(dtype), theirs.cuda().to(dtype)
+        ours.weight.data = draw(1024, dtype=dtype, seed=1, scale=0.2).cuda()
+        theirs.load_state_dict(ours.state_dict())
+        close(ours(x), theirs(x))
+        if dtype != torch.float32:
+            assert (ours(x) != theirs(x)).float().mean() < 0.01
+    large = torch.tensor([[300.0, -60000.0, 150.0, 0.0]], device="cuda").half()
+    assert RMSNorm(4).cuda().half()(large).isfinite().all()

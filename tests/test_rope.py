@@ -458,3 +458,33 @@ def test_alibi_errors():
         alibi_bias(4, 3, 2)
     with pytest.raises(ValueError, match="num_heads must be at least 1, got 0"):
         alibi_slopes(0)
+
+
+# Compiled, and on a GPU
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize("name", ["none", "yarn", "dynamic"])
+def test_it_is_traced_in_one_graph(name, interleaved):
+    settings = {"scaling": SCALINGS[name], "max_position_embeddings": 512}
+    rope = RotaryEmbedding(16, interleaved=interleaved, **settings)
+    x, positions = draw(1, 2, 5, 16), torch.arange(5)[None] + 2
+    traced = torch.compile(lambda p, x: rope(p)(x), fullgraph=True, backend="eager")
+    torch.testing.assert_close(traced(positions, x), rope(positions)(x), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["none", "yarn", "llama3", "dynamic"])
+def test_on_a_gpu_it_gives_the_same_and_waits_for_nothing(name):
+    settings = {"scaling": SCALINGS[name], "max_position_embeddings": 512}
+    rope = RotaryEmbedding(64, **settings)
+    x, positions = draw(1, 2, 5, 64), torch.arange(5)[None] + 400
+    expected = rope(positions)(x)
+    rope, x, positions = rope.to("cuda", torch.bfloat16), x.cuda(), positions.cuda()
+    assert rope.inv_freq.is_cuda and rope.inv_freq.dtype == torch.float32
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        actual = rope(positions)(x)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    torch.testing.assert_close(actual.cpu(), expected, rtol=1e-4, atol=1e-4)
