@@ -5,7 +5,10 @@ from functools import partial
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import nn
+from torch._dynamo.testing import CompileCounter
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import (
     DeepseekV3Config,
@@ -420,6 +423,30 @@ def test_absorbed_equals_naive(queries, keys, generator):
             torch.testing.assert_close(absorbed, naive, atol=1e-12, rtol=1e-12)
 
 
+@given(
+    sizes=st.tuples(*[st.integers(1, 5)] * 6),
+    extra=st.integers(0, 5),
+    how=st.sampled_from(["nothing", "mask", "causal", "both"]),
+    seed=st.integers(0, 99),
+)
+def test_absorbed_equals_naive_for_any_sizes(sizes, extra, how, seed):
+    batch, heads, queries, N, P, V = sizes
+    R, keys = N + extra, queries + extra
+    generator = torch.Generator().manual_seed(seed)
+    shapes = (batch, heads, queries, N + P), (batch, 1, keys, R), (batch, 1, keys, P)
+    parts = [
+        torch.randn(shape, generator=generator, dtype=torch.float64)
+        for shape in (*shapes, (heads * (N + V), R))
+    ]
+    settings = {"is_causal": how in ("causal", "both")}
+    if how in ("mask", "both"):
+        settings["mask"] = torch.rand(batch, 1, queries, keys, generator=generator) < 0.6
+    naive = latent_attention_naive(*parts, scale=0.5, **settings)
+    absorbed = latent_attention_absorbed(*parts, scale=0.5, **settings)
+    assert naive.shape == (batch, heads, queries, V)
+    torch.testing.assert_close(absorbed, naive, atol=1e-11, rtol=1e-11)
+
+
 def test_absorbed_gradients_equal_naive_gradients(generator):
     parts = [part.requires_grad_() for part in latent_parts(4, 9)]
     mask = torch.rand(2, 1, 4, 9, generator=generator) < 0.7
@@ -498,6 +525,31 @@ def test_no_key_or_value_per_head_while_decoding_absorbed():
     assert (
         elements_per_key(module, 101, absorb=False) >= H * expanded > max(R, H)
     )  # the naive form does make them
+
+
+@pytest.mark.parametrize("latent", [False, True], ids=["gqa", "mla"])
+def test_compiled_decoding_is_one_graph(latent):
+    """A static cache changes no shape from step to step: nothing breaks, nothing recompiles."""
+    if latent:
+        module, shape = MultiHeadLatentAttention(C, H, **MLA), (1, 24, 8)
+    else:
+        module, shape = MultiHeadAttention(C, H, num_kv_heads=G), (G, C // H, C // H)
+    names = ("num_kv_heads", "key_dim", "value_dim")
+    sizes = dict(zip(names, shape, strict=True), num_layers=1, batch_size=B, max_length=T + 3)
+    cache, rotary, x = make_cache("static", **sizes), RotaryEmbedding(8), inputs()
+
+    def step(x):
+        query, key = cache.query_positions(x.shape[1]), cache.key_positions(x.shape[1])
+        return module(x, rope=rotary(query[None]), mask=build_mask(query, key), cache=cache[0])
+
+    counter = CompileCounter()
+    torch.compiler.reset()
+    with torch.no_grad():
+        compiled = torch.compile(step, backend=counter, fullgraph=True)
+        outputs = [step(x[:, :5])] + [compiled(x[:, t : t + 1]) for t in range(5, T)]
+        expected = module(x, rope=rotary(torch.arange(T)[None]), is_causal=True)
+    torch.testing.assert_close(torch.cat(outputs, dim=1), expected, **CLOSE)
+    assert counter.frame_count == 1
 
 
 @pytest.mark.parametrize(
