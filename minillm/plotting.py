@@ -6,6 +6,7 @@ Used by all notebooks. matplotlib is imported inside the functions: minillm neve
 from __future__ import annotations
 
 import html
+import math
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
@@ -56,11 +57,13 @@ def label_lines(ax: Axes, *, pad: float = 0.02) -> None:
     lines = [line for line in ax.get_lines() if not line.get_label().startswith("_")]
     lines = [line for line in lines if len(line.get_xdata())]
     ends = sorted(lines, key=lambda line: ax.transData.transform((0, line.get_ydata()[-1]))[1])
-    inverse, step, last = ax.transAxes.inverted(), FONT_SIZE * 0.0135, -1e9
+    inverse, last = ax.transAxes.inverted(), -math.inf
+    points = ax.get_window_extent().height * 72 / ax.figure.dpi
+    step = 1.15 * FONT_SIZE / points  # the height of a line of text, in shares of the axes
     for line in ends:
         xy = ax.transData.transform((line.get_xdata()[-1], line.get_ydata()[-1]))
         x, y = inverse.transform(xy)
-        y = max(y, last + step * 3.2 / max(ax.figure.get_size_inches()[1], 1e-9))
+        y = max(y, last + step)
         last = y
         ax.annotate(
             line.get_label(), (x + pad, y), xycoords="axes fraction", color=line.get_color(),

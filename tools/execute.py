@@ -37,6 +37,19 @@ class Runner(NotebookClient):
         return super().output(outs, msg, display_id, cell_index)
 
 
+def joined(outputs: list) -> list:
+    """Neighbouring pieces of a stream as one: where they were cut was a matter of timing."""
+    whole: list = []
+    for output in outputs:
+        last = whole[-1] if whole else {}
+        same = output.output_type == "stream" and last.get("name") == output.get("name")
+        if same:
+            last.text += output.text
+        else:
+            whole.append(output)
+    return whole
+
+
 def clean(notebook: nbformat.NotebookNode) -> None:
     """Drop what differs from run to run though nothing of interest did."""
     notebook.metadata.clear()
@@ -49,14 +62,13 @@ def clean(notebook: nbformat.NotebookNode) -> None:
     for cell in notebook.cells:
         for key in set(cell.metadata) - {"tags"}:
             del cell.metadata[key]
-        for output in cell.get("outputs", []):
-            if (
-                output.output_type == "stream" and output.name == "stderr"
-            ):  # a progress bar: its last state
-                output.text = "\n".join(
-                    line.rsplit("\r", 1)[-1] for line in output.text.split("\n")
-                )
-            output.get("metadata", {}).pop("filenames", None)
+        if cell.cell_type != "code":
+            continue
+        cell.outputs = joined(cell.outputs)
+        for output in cell.outputs:
+            if output.output_type == "stream" and output.name == "stderr":
+                lines = output.text.split("\n")  # of a progress bar, keep the last state
+                output.text = "\n".join(line.rsplit("\r", 1)[-1] for line in lines)
 
 
 def execute(

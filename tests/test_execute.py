@@ -1,0 +1,69 @@
+"""The runner of notebooks: same bytes twice, a failure leaves the file alone, results come last."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import nbformat
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def write(path: Path, *sources: str, tags: dict[int, list[str]] | None = None) -> bytes:
+    cells = [nbformat.v4.new_markdown_cell("# Title", id="title")]
+    for i, source in enumerate(sources):
+        metadata = {"tags": tags[i]} if tags and i in tags else {"collapsed": True}
+        cells.append(nbformat.v4.new_code_cell(source, id=f"c{i}", metadata=metadata))
+    notebook = nbformat.v4.new_notebook(cells=cells, metadata={"jupytext": {"x": 1}})
+    nbformat.write(notebook, path)
+    return path.read_bytes()
+
+
+def run(*args: str | Path) -> subprocess.CompletedProcess:
+    command = [sys.executable, ROOT / "tools" / "execute.py", *args]
+    return subprocess.run([str(c) for c in command], capture_output=True, text=True)
+
+
+def test_outputs_are_saved_and_reproducible(tmp_path):
+    path = tmp_path / "a.ipynb"
+    write(
+        path,
+        "import sys, time\nfor i in range(3):\n    print(i, flush=True)\n    time.sleep(0.05)",
+        "sys.stderr.write('10%\\r')\nsys.stderr.write('100%\\n');",
+        "1 + 1",
+    )
+    assert run(path).returncode == 0
+    first = path.read_bytes()
+    notebook = nbformat.read(path, as_version=4)
+    code = [c for c in notebook.cells if c.cell_type == "code"]
+    assert [c.execution_count for c in code] == [1, 2, 3]
+    assert [o.text for o in code[0].outputs] == ["0\n1\n2\n"]
+    assert code[1].outputs[0].text == "100%\n"
+    assert code[2].outputs[0].data["text/plain"] == "2"
+    assert set(notebook.metadata) == {"kernelspec", "language_info"}
+    assert all(not c.metadata for c in notebook.cells)
+    assert run(path).returncode == 0
+    assert path.read_bytes() == first
+
+
+def test_a_failing_cell_leaves_the_file_alone(tmp_path):
+    path = tmp_path / "a.ipynb"
+    before = write(path, "print('fine')", "1 / 0")
+    done = run(path)
+    assert done.returncode == 1 and "ZeroDivisionError" in done.stderr
+    assert path.read_bytes() == before and [p.name for p in tmp_path.iterdir()] == ["a.ipynb"]
+
+
+@pytest.mark.parametrize("show", [False, True])
+def test_a_copy_runs_where_it_is_put_and_results_come_last(tmp_path, show):
+    path = tmp_path / "a.ipynb"
+    sources = ["import os\nprint(os.path.basename(os.getcwd()))", "print('noise')"]
+    before = write(path, *sources, tags={0: ["result"]})
+    done = run("--to", tmp_path / "build", *(["--show"] if show else []), path)
+    assert done.returncode == 0 and path.read_bytes() == before
+    assert (tmp_path / "build" / "a.ipynb").exists()
+    assert ("[1/2] import os" in done.stdout) == show
+    assert ("noise" in done.stdout) == show
+    if show:
+        assert done.stdout.index("noise") < done.stdout.rindex("build\n")
