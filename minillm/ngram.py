@@ -14,6 +14,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Self
 
 __all__ = [
+    "BEGIN",
+    "END",
+    "UNKNOWN",
     "NGramModel",
     "Table",
     "as_tokens",
@@ -26,7 +29,11 @@ __all__ = [
     "word_pieces",
 ]
 
-BEGIN, END, UNKNOWN = "<s>", "</s>", "<unk>"
+BEGIN = "<s>"
+
+END = "</s>"
+
+UNKNOWN = "<unk>"
 
 Table = dict[tuple[str, ...], dict[str, float]]  # context -> token -> count (or share)
 
