@@ -133,7 +133,7 @@ class RotaryEmbedding(nn.Module):
     ) -> None:
         super().__init__()
         self.head_dim, self.interleaved = head_dim, interleaved
-        self._settings = {"scaling": scaling, "base": base}
+        self._settings: dict[str, Any] = {"scaling": scaling and dict(scaling), "base": base}
         self._settings["max_position_embeddings"] = max_position_embeddings
         given = read_scaling(**self._settings)
         self.dynamic = given["rope_type"] == "dynamic"

@@ -108,6 +108,24 @@ def test_rms_norm_with_offset_is_gemmas(dtype):
         close(ours(x), theirs(x))
 
 
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [
+        (RMSNorm(96, eps=1e-5), LlamaRMSNorm(96, eps=1e-5)),
+        (RMSNorm(96, offset=1.0), GemmaRMSNorm(96)),
+    ],
+    ids=["llama", "gemma"],
+)
+def test_rms_norm_of_float64_is_theirs_and_keeps_its_precision(ours, theirs):
+    ours, theirs = ours.double(), theirs.double()
+    ours.weight.data = draw(96, dtype=torch.float64, seed=1)
+    theirs.load_state_dict(ours.state_dict())
+    x = draw(2, 7, 96, dtype=torch.float64, scale=3)
+    torch.testing.assert_close(ours(x), theirs(x).double(), rtol=2e-6, atol=2e-6)  # theirs: float32
+    exact = x / (x.pow(2).mean(-1, keepdim=True) + ours.eps).sqrt() * (ours.offset + ours.weight)
+    close(ours(x), exact)
+
+
 def test_llama_and_gemma_cast_at_different_places():
     x, weight = draw(64, 96, dtype=torch.bfloat16, scale=3), draw(96, seed=1, scale=0.2)
     llama, gemma = RMSNorm(96), RMSNorm(96, offset=1.0)
