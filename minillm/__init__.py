@@ -17,6 +17,7 @@ _PUBLIC = {
     "multihead": ["MultiHeadAttention", "MultiHeadLatentAttention"],
     "rope": ["RotaryEmbedding", "rope_frequencies"],
     "layers": ["ACTIVATIONS", "GatedMLP", "LayerNorm", "MLP", "RMSNorm"],
+    "cache": ["KVCache", "make_cache"],
     "sampling": ["GREEDY", "Sampler", "beam_search"],
     "train": ["AdamW", "TokenDataset", "TrainConfig", "Trainer", "cosine_schedule", "get_batch"],
     "model": ["CausalLM", "Decoder", "DecoderLayer", "ModelConfig"],
