@@ -1,0 +1,347 @@
+"""The model: a decoder layer, the stack of them, and a causal language model on top.
+
+Notebook 10 assembles them from the pieces of notebooks 03 to 07. Modules are named as in Hugging
+Face's Llama, so that the weights of Llama-like checkpoints load with no renaming.
+"""
+
+# Built from notebooks/10_minillm.ipynb: edit there, then make build.
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from minillm.attention import build_mask
+from minillm.cache import KVCache, make_cache
+from minillm.config import ModelConfig as ModelConfig
+from minillm.layers import MLP, GatedMLP, LayerNorm, RMSNorm
+from minillm.multihead import MultiHeadAttention, MultiHeadLatentAttention
+from minillm.rope import RotaryEmbedding, Rotation
+
+__all__ = ["CausalLM", "Decoder", "DecoderLayer", "ModelConfig"]
+
+
+def _norm(c: ModelConfig, size: int | None = None) -> nn.Module:
+    """The family's normalisation over `size` numbers (default: the hidden size)."""
+    size = c.hidden_size if size is None else size
+    if c.family.layer_norm:
+        return LayerNorm(size, eps=c.rms_norm_eps)
+    return RMSNorm(size, eps=c.rms_norm_eps, offset=c.family.norm_offset)
+
+
+def _attention(c: ModelConfig) -> nn.Module:
+    """The family's attention: heads with keys of their own, shared keys, or a latent."""
+    if c.family.latent:
+        return MultiHeadLatentAttention(
+            c.hidden_size,
+            c.num_attention_heads,
+            kv_lora_rank=c.kv_lora_rank,
+            qk_nope_head_dim=c.qk_nope_head_dim,
+            qk_rope_head_dim=c.qk_rope_head_dim,
+            v_head_dim=c.v_head_dim,
+            q_lora_rank=c.q_lora_rank,
+            norm=lambda size: RMSNorm(size, eps=1e-6),  # as published, whatever rms_norm_eps says
+            scale=_latent_scale(c),
+        )
+    return MultiHeadAttention(
+        c.hidden_size,
+        c.num_attention_heads,
+        num_kv_heads=c.num_key_value_heads,
+        head_dim=c.head_dim,
+        bias=c.attention_bias or c.family.qkv_bias,
+        out_bias=c.attention_bias,
+        qk_norm=(lambda size: _norm(c, size)) if c.family.qk_norm else None,
+        dropout=c.attention_dropout,
+    )
+
+
+def _latent_scale(c: ModelConfig) -> float:
+    """1 / sqrt(key size), times YaRN's second factor where the config asks for it (DeepSeek-V3)."""
+    scale = (c.qk_nope_head_dim + c.qk_rope_head_dim) ** -0.5
+    scaling = c.rope_scaling or {}
+    if scaling.get("mscale_all_dim") and scaling.get("factor", 1.0) > 1.0:
+        scale *= (0.1 * scaling["mscale_all_dim"] * math.log(scaling["factor"]) + 1.0) ** 2
+    return scale
+
+
+class DecoderLayer(nn.Module):
+    """Attention, then the feed-forward block, each on a normalised copy and added back (pre-norm).
+
+    Falcon computes both side by side, from one normalised copy or from one each.
+    Shape: (B, T, C) -> (B, T, C).
+    """
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        c, sizes = config, (config.hidden_size, config.intermediate_size)
+        self.parallel = c.parallel_attn
+        self.input_layernorm = _norm(c)
+        self.self_attn = _attention(c)
+        if not self.parallel or c.num_ln_in_parallel_attn == 2:
+            self.post_attention_layernorm = _norm(c)
+        block = GatedMLP if c.family.gated else MLP
+        self.mlp = block(*sizes, activation=c.hidden_act, bias=c.mlp_bias)
+
+    def forward(
+        self,
+        x: Tensor,
+        *,
+        rope: Rotation | None = None,
+        mask: Tensor | None = None,
+        is_causal: bool = False,
+        cache: Any = None,
+    ) -> Tensor:
+        normed = self.input_layernorm(x)
+        attended = self.self_attn(normed, rope=rope, mask=mask, is_causal=is_causal, cache=cache)
+        if self.parallel:
+            two_norms = hasattr(self, "post_attention_layernorm")
+            normed = self.post_attention_layernorm(x) if two_norms else normed
+            return x + attended + self.mlp(normed)
+        x = x + attended
+        return x + self.mlp(self.post_attention_layernorm(x))
+
+
+class Decoder(nn.Module):
+    """Embedding, the layers, a last norm: ids in, hidden states out.
+
+    Shape: (B, T) ids -> (B, T, C).
+    """
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        c = self.config = config
+        self.embed_tokens = nn.Embedding(c.vocab_size, c.hidden_size)
+        if not c.family.rotary:
+            self.embed_positions = nn.Embedding(c.max_position_embeddings, c.hidden_size)
+        self.layers = nn.ModuleList(DecoderLayer(c) for _ in range(c.num_hidden_layers))
+        self.norm = _norm(c)
+        self.rotary = self.make_rotary() if c.family.rotary else None
+
+    def make_rotary(self) -> RotaryEmbedding:
+        """The rotation of queries and keys; it has no weights, so loading makes it anew."""
+        c = self.config
+        return RotaryEmbedding(
+            c.head_dim,
+            base=c.rope_theta,
+            scaling=c.rope_scaling,
+            interleaved=c.rope_interleave,
+            max_position_embeddings=c.max_position_embeddings,
+        )
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        *,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        cache: KVCache | None = None,
+    ) -> Tensor:
+        inputs = self.prepare(input_ids, attention_mask, position_ids, cache)
+        return self.run(input_ids, *inputs, cache)
+
+    def prepare(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None,
+        position_ids: Tensor | None,
+        cache: KVCache | None,
+    ) -> tuple[Tensor, Tensor | None, bool]:
+        """Positions in the text, the mask (None if none is needed) and whether causality suffices.
+
+        Shape: -> (B, T) or (1, T); (T, S) or (B, 1, T, S) bool.
+        Raises: ValueError for shapes that do not fit, before any work is done.
+        """
+        past = 0 if cache is None else cache.length
+        T, device = input_ids.shape[-1], input_ids.device
+        _check_inputs(input_ids, attention_mask, position_ids, past)
+        slots = torch.arange(past, past + T, device=device)
+        keys = slots if cache is None else cache.key_positions(T)
+        if position_ids is None and attention_mask is None:
+            position_ids = slots[None]
+        elif position_ids is None:  # padding on the left does not count
+            position_ids = (attention_mask.long().cumsum(-1) - 1).clamp(min=0)[:, past:]
+        self._check_learned(position_ids)
+        window = self.config.sliding_window
+        within_reach = len(keys) == past + T and (window is None or past + T <= window)
+        if attention_mask is None and within_reach and (past == 0 or T == 1):
+            return position_ids, None, T > 1
+        valid = None if attention_mask is None else attention_mask.bool()[:, keys.clamp(min=0)]
+        return position_ids, build_mask(slots, keys, key_valid=valid, window=window), False
+
+    def _check_learned(self, position_ids: Tensor) -> None:
+        limit = self.config.max_position_embeddings
+        if not self.config.family.rotary and int(position_ids.max()) >= limit:
+            last = int(position_ids.max())
+            raise ValueError(f"position {last}, but this model has learned only {limit} positions")
+
+    def run(
+        self,
+        input_ids: Tensor,
+        position_ids: Tensor,
+        mask: Tensor | None,
+        is_causal: bool,
+        cache: KVCache | None,
+    ) -> Tensor:
+        """The forward pass once masks and positions are known: what `torch.compile` gets to see."""
+        x = self.embed(input_ids, position_ids)  # (B, T, C)
+        rope = None if self.rotary is None else self.rotary(position_ids)
+        for i, layer in enumerate(self.layers):
+            layer_cache = None if cache is None else cache[i]
+            x = layer(x, rope=rope, mask=mask, is_causal=is_causal, cache=layer_cache)
+        return self.norm(x)
+
+    def embed(self, input_ids: Tensor, position_ids: Tensor) -> Tensor:
+        """Vectors for the ids, and for their positions where the family learns these."""
+        x = self.embed_tokens(input_ids)
+        if (
+            self.config.family.scaled_embeddings
+        ):  # the factor rounded to x's dtype, as in the original
+            x = x * torch.tensor(self.config.hidden_size**0.5, dtype=x.dtype, device=x.device)
+        if not self.config.family.rotary:
+            x = x + self.embed_positions(position_ids)
+        return x
+
+
+def _check_inputs(
+    input_ids: Tensor, attention_mask: Tensor | None, position_ids: Tensor | None, past: int
+) -> None:
+    """Raises: ValueError for shapes that do not fit, before any work is done."""
+    shape = tuple(input_ids.shape)
+    if input_ids.dim() != 2 or not input_ids.numel() or input_ids.is_floating_point():
+        raise ValueError(f"input_ids must be integers (B, T), not {input_ids.dtype} {shape}")
+    if attention_mask is not None and attention_mask.shape != (shape[0], past + shape[1]):
+        wanted = f"(B, past + T) = {(shape[0], past + shape[1])}"
+        raise ValueError(f"attention_mask {tuple(attention_mask.shape)} should be {wanted}")
+    if position_ids is not None and position_ids.shape not in (shape, (1, shape[1])):
+        raise ValueError(f"position_ids {tuple(position_ids.shape)} do not fit input_ids {shape}")
+
+
+class CausalLM(nn.Module):
+    """The whole model: ids in, a score for every possible next token out.
+
+    Weights are drawn with `seed`: normal with `initializer_range`, the layers' output projections
+    smaller by sqrt(2 layers), so that the sum over layers keeps its size.
+    Source: Radford et al. 2019, section 2.3.
+    """
+
+    def __init__(self, config: ModelConfig, *, seed: int = 0) -> None:
+        super().__init__()
+        self.config = config
+        with torch.random.fork_rng(devices=[]):  # torch's own initial values leave no trace
+            self.model = Decoder(config)
+            self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.tie_weights()
+        self.reset_parameters(seed)
+
+    def tie_weights(self) -> None:
+        """Let head and embedding be one matrix, if the config says so."""
+        if self.config.tie_word_embeddings:
+            self.lm_head.weight = self.model.embed_tokens.weight
+
+    @torch.no_grad()
+    def reset_parameters(self, seed: int = 0) -> None:
+        """Draw all matrices anew; biases zero; norms as they were made."""
+        device = self.lm_head.weight.device
+        generator = None if device.type == "meta" else torch.Generator(device).manual_seed(seed)
+        std, layers = self.config.initializer_range, self.config.num_hidden_layers
+        for name, module in self.named_modules():
+            if isinstance(module, nn.Linear | nn.Embedding) and module is not self.lm_head:
+                last = name.endswith(("o_proj", "down_proj"))
+                size = std / math.sqrt(2 * layers) if last else std
+                module.weight.normal_(0.0, size, generator=generator)
+                if getattr(module, "bias", None) is not None:
+                    module.bias.zero_()
+        if not self.config.tie_word_embeddings:
+            self.lm_head.weight.normal_(0.0, std, generator=generator)
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        *,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        cache: KVCache | None = None,
+        logits_to_keep: int = 0,
+    ) -> Tensor:
+        """Scores for the next token after each of the new ones, or after the last `logits_to_keep`.
+
+        `attention_mask` is 1 for real tokens and 0 for padding, past tokens included. `cache` holds
+        the past and takes in the new tokens. Scores at padding positions mean nothing.
+        Shape: (B, T) ids, (B, past + T) mask, (B, T) positions -> (B, T, V).
+        Raises: ValueError for shapes that do not fit, a full cache, positions never learned.
+        """
+        inputs = self.model.prepare(input_ids, attention_mask, position_ids, cache)
+        return self.run(input_ids, *inputs, cache, logits_to_keep)
+
+    def run(
+        self,
+        input_ids: Tensor,
+        position_ids: Tensor,
+        mask: Tensor | None,
+        is_causal: bool,
+        cache: KVCache | None = None,
+        logits_to_keep: int = 0,
+    ) -> Tensor:
+        """`forward` after `Decoder.prepare`: the part that a compiler may take whole."""
+        x = self.model.run(input_ids, position_ids, mask, is_causal, cache)  # (B, T, C)
+        return self.lm_head(x[:, -logits_to_keep:])
+
+    def num_parameters(self) -> int:
+        """Trainable numbers; a matrix shared by embedding and head counts once."""
+        return sum(p.numel() for p in self.parameters())
+
+    def flops_per_token(self, context_length: int = 0) -> int:
+        """Operations of one forward pass for one token that reads `context_length` keys.
+
+        Two for each weight of a matrix product, two for each number of a key and of a value that is
+        read; norms, activations and the embedding's look-up are left out. Training costs three
+        times as much.
+        """
+        c = self.config
+        linear = sum(m.weight.numel() for m in self.modules() if isinstance(m, nn.Linear))
+        key, value = c.head_dim, c.head_dim
+        if c.family.latent:
+            key, value = c.qk_nope_head_dim + c.qk_rope_head_dim, c.v_head_dim
+        reading = c.num_hidden_layers * c.num_attention_heads * (key + value) * context_length
+        return 2 * (linear + reading)
+
+    def make_cache(
+        self,
+        kind: str = "dynamic",
+        *,
+        batch_size: int,
+        max_length: int | None = None,
+        **options: Any,
+    ) -> KVCache:
+        """An empty cache of the model's shape, dtype and device; kinds as in `minillm.cache`.
+
+        Raises: ValueError for a sliding cache where the model does read all the past.
+        """
+        c, weight = self.config, self.lm_head.weight
+        if kind == "sliding" and c.sliding_window is None:
+            raise ValueError("a sliding cache drops keys that a model without sliding_window reads")
+        heads = 1 if c.family.latent else c.num_key_value_heads
+        options = {
+            "window": c.sliding_window,
+            "dtype": weight.dtype,
+            "device": weight.device,
+            **options,
+        }
+        return make_cache(
+            kind,
+            num_layers=c.num_hidden_layers,
+            batch_size=batch_size,
+            num_kv_heads=heads,
+            key_dim=c.kv_lora_rank if c.family.latent else c.head_dim,
+            value_dim=c.qk_rope_head_dim if c.family.latent else c.head_dim,
+            max_length=max_length,
+            **options,
+        )
+
+    @classmethod
+    def from_pretrained(cls, name: str, **options: Any) -> "CausalLM":
+        """The model of a checkpoint, without its tokenizer; see `minillm.pretrained`."""
+        from minillm.pretrained import from_pretrained
+
+        return from_pretrained(name, **options)[0]

@@ -1,0 +1,219 @@
+"""Checkpoints in Hugging Face's format: read them, write them, refuse what does not fit.
+
+Notebook 10 shows both directions; written by hand. How the families spell their configs and name
+their weights is in `minillm.families` and `minillm.weight_names`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from minillm.model import CausalLM, ModelConfig
+from minillm.weight_names import read_weights, write_weights
+
+__all__ = ["from_pretrained", "load_tokenizer", "save_pretrained"]
+
+WEIGHTS = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+FILES = ["*.json", "*.safetensors", "*.model", "*.jinja", "merges.txt"]
+
+
+def from_pretrained(
+    name: str | os.PathLike[str],
+    *,
+    dtype: torch.dtype | None = None,
+    device: torch.device | str | None = None,
+    revision: str | None = None,
+) -> tuple[CausalLM, Any]:
+    """The model and the tokenizer (None if there is none) of a folder or a repository on the hub.
+
+    Weights keep the file's dtype unless `dtype` says otherwise; the model is in evaluation mode.
+    Raises: ValueError if a weight is missing, unexpected or of another shape, each named, or if the
+        family is unknown; FileNotFoundError if there is no such folder and no hub to ask.
+    """
+    folder = _folder(name, revision)
+    config = ModelConfig.from_dict(_read_json(folder / "config.json"))
+    with torch.device("meta"):
+        model = CausalLM(config)
+    tensors = read_weights(_read_tensors(folder), config)
+    _check_tensors(tensors, model, folder)
+    tensors = {k: v.to(device=device, dtype=dtype) for k, v in tensors.items()}
+    model.load_state_dict(tensors, strict=False, assign=True)
+    model.tie_weights()
+    if config.family.rotary:
+        model.model.rotary = model.model.make_rotary()
+        if device is not None:
+            model.model.rotary.to(device)
+    return model.eval(), load_tokenizer(folder)
+
+
+def load_tokenizer(folder: Path) -> Any:
+    """The folder's tokenizer; None if there is none."""
+    if not (folder / "tokenizer.json").exists():
+        return None
+    from minillm.tokenizer import BPETokenizer
+
+    return BPETokenizer.load(folder)
+
+
+def save_pretrained(
+    model: CausalLM,
+    tokenizer: Any,
+    folder: str | os.PathLike[str],
+    *,
+    max_shard_bytes: int = 5 * 10**9,
+) -> None:
+    """Write `config.json`, the weights (in several files if they are large) and the tokenizer.
+
+    Each file is replaced whole or not at all.
+    """
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    state = {k: v.detach().cpu() for k, v in model.state_dict().items()}
+    tensors = write_weights(state, model.config)
+    shards = _shards(tensors, max_shard_bytes)
+    names = [WEIGHTS]
+    if len(shards) > 1:
+        names = [f"model-{i:05}-of-{len(shards):05}.safetensors" for i in range(1, len(shards) + 1)]
+    for name, shard in zip(names, shards, strict=True):
+        with _replacing(folder / name) as path:
+            save_file(shard, path, metadata={"format": "pt"})
+    if len(shards) > 1:
+        size = sum(t.nbytes for t in tensors.values())
+        places = {key: name for name, shard in zip(names, shards, strict=True) for key in shard}
+        _write_json(folder / INDEX, {"metadata": {"total_size": size}, "weight_map": places})
+    _drop_stale(folder, names)
+    dtype = str(next(iter(tensors.values())).dtype).removeprefix("torch.")
+    _write_json(folder / "config.json", {**model.config.to_dict(), "dtype": dtype})
+    if tokenizer is not None:
+        tokenizer.save(folder)
+
+
+def _folder(name: str | os.PathLike[str], revision: str | None) -> Path:
+    """The folder itself, or where the hub's copy lies."""
+    folder = Path(name)
+    if folder.is_dir():
+        return folder
+    try:
+        from huggingface_hub import snapshot_download
+    except ImportError:
+        message = f"no folder {str(name)!r}; to download it, pip install huggingface_hub"
+        raise FileNotFoundError(message) from None
+    return Path(snapshot_download(str(name), revision=revision, allow_patterns=FILES))
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    if not path.exists():
+        raise FileNotFoundError(f"{path.parent} has no {path.name}")
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{path} is not whole JSON: {error}") from None
+
+
+def _read_tensors(folder: Path) -> dict[str, Tensor]:
+    """All tensors of the folder, from one file or from the shards that the index names."""
+    if (folder / INDEX).exists() and not (folder / WEIGHTS).exists():
+        places = _read_json(folder / INDEX)["weight_map"]
+    elif (folder / WEIGHTS).exists():
+        places = None
+    else:
+        found = sorted(p.name for p in folder.glob("*.bin")) or ["no weights at all"]
+        raise ValueError(f"{folder} has no {WEIGHTS}, but {', '.join(found)}")
+    files = [WEIGHTS] if places is None else sorted(set(places.values()))
+    tensors: dict[str, Tensor] = {}
+    for name in files:
+        tensors.update(_tensors_of(folder / name))
+    absent = sorted(set(places or ()) - set(tensors))
+    if absent:
+        raise ValueError(f"the index of {folder} names tensors that no file holds: {_some(absent)}")
+    return tensors
+
+
+def _tensors_of(path: Path) -> Iterator[tuple[str, Tensor]]:
+    if not path.exists():
+        raise ValueError(f"{path.parent} lacks {path.name}, which its index names")
+    try:
+        with safe_open(path, "pt") as file:
+            yield from ((key, file.get_tensor(key)) for key in file.keys())  # noqa: SIM118
+    except SafetensorError as error:
+        raise ValueError(f"{path} is damaged or no safetensors file: {error}") from None
+
+
+def _check_tensors(tensors: Mapping[str, Tensor], model: CausalLM, folder: Path) -> None:
+    """Raises: ValueError that names each tensor that is missing, unexpected or mis-shaped."""
+    wanted = {k: tuple(v.shape) for k, v in model.state_dict().items()}
+    if model.config.tie_word_embeddings:
+        wanted.pop("lm_head.weight")
+    problems = []
+    if missing := sorted(set(wanted) - set(tensors)):
+        problems.append(f"missing: {_some(missing)}")
+    if extra := sorted(set(tensors) - set(wanted)):
+        problems.append(f"unexpected: {_some(extra)}")
+    for name in sorted(set(wanted) & set(tensors)):
+        if tuple(tensors[name].shape) != wanted[name]:
+            shape = tuple(tensors[name].shape)
+            problems.append(f"{name} is {shape}, the config wants {wanted[name]}")
+    if problems:
+        raise ValueError(f"{folder} does not fit its config: " + "; ".join(problems))
+
+
+def _some(names: list[str], limit: int = 20) -> str:
+    more = f" and {len(names) - limit} more" if len(names) > limit else ""
+    return ", ".join(names[:limit]) + more
+
+
+def _shards(tensors: Mapping[str, Tensor], limit: int) -> list[dict[str, Tensor]]:
+    """Tensors in order, a new group where the next one would exceed `limit` bytes."""
+    shards: list[dict[str, Tensor]] = [{}]
+    size = 0
+    for name, tensor in tensors.items():
+        if shards[-1] and size + tensor.nbytes > limit:
+            shards.append({})
+            size = 0
+        shards[-1][name] = tensor
+        size += tensor.nbytes
+    return shards
+
+
+class _replacing:  # noqa: N801 (used as a function)
+    """A temporary path beside `target` that takes its place if the block succeeds."""
+
+    def __init__(self, target: Path) -> None:
+        self.target = target
+        handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+        os.close(handle)
+        self.path = Path(name)
+
+    def __enter__(self) -> Path:
+        return self.path
+
+    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
+        if kind is None:
+            os.chmod(self.path, 0o644)
+            os.replace(self.path, self.target)
+        else:
+            self.path.unlink(missing_ok=True)
+
+
+def _write_json(path: Path, data: Mapping[str, Any]) -> None:
+    with _replacing(path) as temporary:
+        temporary.write_text(json.dumps(data, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+
+
+def _drop_stale(folder: Path, names: list[str]) -> None:
+    """Remove the weights of an earlier save that was cut into other files."""
+    keep = {*names, INDEX} if len(names) > 1 else set(names)
+    for path in [*folder.glob("model*.safetensors"), folder / INDEX]:
+        if path.name not in keep:
+            path.unlink(missing_ok=True)

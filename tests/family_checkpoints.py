@@ -1,0 +1,74 @@
+"""Small random checkpoints of every family, made and saved by transformers, to compare with."""
+
+from __future__ import annotations
+
+import torch
+import transformers
+
+transformers.logging.set_verbosity_error()
+transformers.logging.disable_progress_bar()
+
+SMALL = {"vocab_size": 97, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+SHARED = {**SMALL, "num_key_value_heads": 2, "intermediate_size": 48, "bos_token_id": 0}
+SHARED |= {"eos_token_id": 1, "pad_token_id": 0, "max_position_embeddings": 128}
+LLAMA3 = {"rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0, "low_freq_factor": 1.0}
+LLAMA3 |= {"high_freq_factor": 4.0, "original_max_position_embeddings": 32}
+YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "beta_fast": 32, "beta_slow": 1}
+YARN |= {"mscale": 0.8, "mscale_all_dim": 1.0, "original_max_position_embeddings": 32}
+MLA = {"kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 12, "v_head_dim": 10}
+DEEPSEEK = {**SHARED, **MLA, "num_key_value_heads": 4, "first_k_dense_replace": 2}
+FALCON = {**SMALL, "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 0}
+GPT2 = {"vocab_size": 97, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 128}
+GPT2 |= {"bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 0}
+
+t = transformers
+CONFIGS = {
+    "gpt2": lambda: t.GPT2Config(**GPT2),
+    "gpt2-wide": lambda: t.GPT2Config(**GPT2, n_inner=72, layer_norm_epsilon=1e-3),
+    "llama-2": lambda: t.LlamaConfig(**{**SHARED, "num_key_value_heads": 4}, rms_norm_eps=1e-5),
+    "llama-3": lambda: t.LlamaConfig(**SHARED, rope_parameters=LLAMA3),
+    "llama-biased": lambda: t.LlamaConfig(**SHARED, attention_bias=True, mlp_bias=True, head_dim=6),
+    "llama-tied": lambda: t.LlamaConfig(**SHARED, tie_word_embeddings=True),
+    "mistral": lambda: t.MistralConfig(**SHARED, sliding_window=8),
+    "mistral-open": lambda: t.MistralConfig(**SHARED, sliding_window=None, head_dim=12),
+    "qwen2": lambda: t.Qwen2Config(**SHARED, tie_word_embeddings=True),
+    "qwen2-window": lambda: t.Qwen2Config(
+        **SHARED, use_sliding_window=True, sliding_window=8, max_window_layers=0
+    ),
+    "qwen3": lambda: t.Qwen3Config(**SHARED, head_dim=16, tie_word_embeddings=True),
+    "gemma": lambda: t.GemmaConfig(**SHARED, head_dim=16),
+    "falcon-one-key": lambda: t.FalconConfig(**FALCON),
+    "falcon-new": lambda: t.FalconConfig(**FALCON, num_kv_heads=2, new_decoder_architecture=True),
+    "falcon-new-one-norm": lambda: t.FalconConfig(
+        **FALCON, num_kv_heads=2, new_decoder_architecture=True, num_ln_in_parallel_attn=1
+    ),
+    "falcon-in-turn": lambda: t.FalconConfig(
+        **FALCON, multi_query=False, parallel_attn=False, bias=True
+    ),
+    "deepseek": lambda: t.DeepseekV3Config(**DEEPSEEK, q_lora_rank=12, rope_parameters=YARN),
+    "deepseek-plain": lambda: t.DeepseekV3Config(
+        **DEEPSEEK, q_lora_rank=None, rope_interleave=False
+    ),
+}
+
+
+@torch.no_grad()
+def make(name: str, folder: str, **save: object) -> transformers.PreTrainedModel:
+    """The named model, saved; all weights moved, as biases of 0 and norms of 1 hide mistakes."""
+    torch.manual_seed(0)
+    model = transformers.AutoModelForCausalLM.from_config(CONFIGS[name]()).eval()
+    generator = torch.Generator().manual_seed(1)
+    for p in model.parameters():
+        p.add_(0.15 * torch.randn(p.shape, generator=generator))
+    model.save_pretrained(folder, **save)
+    return model
+
+
+def ragged(rows: int = 3, length: int = 21) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Ids, a mask with 0, 6 or 1 tokens of padding on the left, positions. Shape: (B, T)."""
+    generator = torch.Generator().manual_seed(2)
+    ids = torch.randint(2, 97, (rows, length), generator=generator)
+    mask = torch.ones_like(ids)
+    mask[1, :6], mask[2, :1] = 0, 0
+    ids = ids.masked_fill(mask == 0, 0)
+    return ids, mask, (mask.cumsum(-1) - 1).clamp(min=0)

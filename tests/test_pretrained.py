@@ -1,0 +1,247 @@
+"""Checkpoints of every family against transformers: logits, caches, generation, saving."""
+
+import json
+import shutil
+
+import pytest
+import torch
+import transformers
+from family_checkpoints import CONFIGS, make, ragged
+from safetensors.torch import load_file, save_file
+
+from minillm.config import ModelConfig
+from minillm.generation import generate
+from minillm.model import CausalLM
+from minillm.pretrained import from_pretrained, save_pretrained
+from minillm.tokenizer import BPETokenizer
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    """name -> (folder, transformers' model), made once each."""
+    made = {}
+
+    def get(name):
+        if name not in made:
+            folder = tmp_path_factory.mktemp(name)
+            made[name] = (folder, make(name, folder))
+        return made[name]
+
+    return get
+
+
+each_family = pytest.mark.parametrize("name", CONFIGS)
+
+
+@each_family
+@torch.no_grad()
+def test_logits_are_those_of_transformers(name, checkpoint):
+    folder, theirs = checkpoint(name)
+    ours, tokenizer = from_pretrained(folder)
+    assert tokenizer is None and not ours.training
+    assert ours.num_parameters() == theirs.num_parameters()
+    ids, mask, positions = ragged()
+    torch.testing.assert_close(ours(ids), theirs(ids).logits, atol=1e-5, rtol=1e-5)
+    expected = theirs(ids, attention_mask=mask, position_ids=positions).logits
+    real = mask.bool()
+    torch.testing.assert_close(
+        ours(ids, attention_mask=mask)[real], expected[real], atol=1e-5, rtol=1e-5
+    )
+
+
+@each_family
+@torch.no_grad()
+def test_cached_logits_one_shot_in_chunks_and_step_by_step(name, checkpoint):
+    folder, theirs = checkpoint(name)
+    ours = CausalLM.from_pretrained(folder)
+    ids, mask, positions = ragged()
+    expected = theirs(ids, attention_mask=mask, position_ids=positions).logits[mask.bool()]
+    kinds = ["dynamic", "static"] + (["sliding"] if ours.config.sliding_window else [])
+    for kind in kinds:
+        for sizes in ([21], [7, 9, 5], [4] + [1] * 17):
+            cache, found, end = ours.make_cache(kind, batch_size=3, max_length=32), [], 0
+            for size in sizes:
+                end += size
+                found.append(
+                    ours(ids[:, end - size : end], attention_mask=mask[:, :end], cache=cache)
+                )
+            found = torch.cat(found, 1)[mask.bool()]
+            torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+
+
+@each_family
+@torch.no_grad()
+def test_greedy_generation_gives_the_same_ids(name, checkpoint):
+    folder, theirs = checkpoint(name)
+    ours = CausalLM.from_pretrained(folder)
+    ids, mask, _ = ragged()
+    options = {"attention_mask": mask, "max_new_tokens": 64}
+    if name.startswith("falcon"):  # its generate counts padding as positions: ask it row by row
+        for row, m in zip(ids, mask, strict=True):
+            row = row[m.bool()][None]
+            expected = theirs.generate(row, do_sample=False, max_new_tokens=64)
+            assert torch.equal(generate(ours, row, max_new_tokens=64), expected)
+        return
+    expected = theirs.generate(ids, do_sample=False, **options)
+    assert torch.equal(generate(ours, ids, **options), expected)
+
+
+@each_family
+@torch.no_grad()
+def test_saved_and_read_back_by_transformers(name, checkpoint, tmp_path):
+    folder, theirs = checkpoint(name)
+    ours = CausalLM.from_pretrained(folder)
+    save_pretrained(ours, None, tmp_path)
+    again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path).eval()
+    ids, _, _ = ragged()
+    torch.testing.assert_close(again(ids).logits, theirs(ids).logits, atol=0, rtol=0)
+    assert CausalLM.from_pretrained(tmp_path).config == ours.config
+    assert set(load_file(tmp_path / "model.safetensors")) == set(
+        load_file(folder / "model.safetensors")
+    )
+
+
+def test_shards_are_read_and_written(checkpoint, tmp_path):
+    _, theirs = checkpoint("llama-3")
+    theirs.save_pretrained(tmp_path / "theirs", max_shard_size="30KB")
+    assert (tmp_path / "theirs" / "model.safetensors.index.json").exists()
+    ours = CausalLM.from_pretrained(tmp_path / "theirs")
+    save_pretrained(ours, None, tmp_path / "ours", max_shard_bytes=30_000)
+    files = sorted(p.name for p in (tmp_path / "ours").glob("*.safetensors"))
+    assert len(files) > 2 and files[0] == f"model-00001-of-{len(files):05}.safetensors"
+    again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "ours")
+    ids, _, _ = ragged()
+    with torch.no_grad():
+        torch.testing.assert_close(again(ids).logits, theirs(ids).logits, atol=0, rtol=0)
+    save_pretrained(ours, None, tmp_path / "ours")  # whole again: no shard of before may stay
+    assert [p.name for p in (tmp_path / "ours").glob("*.safetensors*")] == ["model.safetensors"]
+
+
+def test_a_missing_shard_and_a_lying_index_are_named(checkpoint, tmp_path):
+    _, theirs = checkpoint("llama-3")
+    theirs.save_pretrained(tmp_path, max_shard_size="30KB")
+    second = sorted(tmp_path.glob("*.safetensors"))[1]
+    moved = second.rename(tmp_path / "elsewhere")
+    with pytest.raises(ValueError, match=second.name):
+        from_pretrained(tmp_path)
+    moved.rename(second)
+    index = json.loads((tmp_path / "model.safetensors.index.json").read_text())
+    index["weight_map"]["model.invented.weight"] = second.name
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(ValueError, match=r"model\.invented\.weight"):
+        from_pretrained(tmp_path)
+
+
+@torch.no_grad()
+def test_bf16_files_stay_bf16_or_become_what_is_asked(checkpoint, tmp_path):
+    _, theirs = checkpoint("llama-3")
+    low = transformers.AutoModelForCausalLM.from_config(theirs.config).to(torch.bfloat16).eval()
+    low.load_state_dict(theirs.state_dict())
+    low.save_pretrained(tmp_path)
+    ours, _ = from_pretrained(tmp_path)
+    assert {p.dtype for p in ours.parameters()} == {torch.bfloat16}
+    ids, _, _ = ragged()
+    torch.testing.assert_close(ours(ids), low(ids).logits, atol=6e-2, rtol=2e-2)
+    high, _ = from_pretrained(tmp_path, dtype=torch.float32)
+    assert {p.dtype for p in high.parameters()} == {torch.float32}
+    torch.testing.assert_close(high(ids), low.float()(ids).logits, atol=1e-5, rtol=1e-5)
+
+
+def spoil(folder, change):
+    tensors = load_file(folder / "model.safetensors")
+    change(tensors)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda t: t.pop("model.norm.weight"), r"missing: model\.norm\.weight"),
+        (lambda t: t.update({"model.extra": torch.zeros(1)}), r"unexpected: model\.extra"),
+        (
+            lambda t: t.update({"model.norm.weight": torch.zeros(31)}),
+            r"model\.norm\.weight is \(31,\), the config wants \(32,\)",
+        ),
+    ],
+)
+def test_weights_that_do_not_fit_are_named(change, message, checkpoint, tmp_path):
+    folder, _ = checkpoint("llama-3")
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    spoil(tmp_path, change)
+    with pytest.raises(ValueError, match=message):
+        from_pretrained(tmp_path)
+
+
+def test_files_that_are_damaged_or_absent(checkpoint, tmp_path):
+    folder, _ = checkpoint("qwen2")
+    with pytest.raises(FileNotFoundError, match=r"config\.json"):
+        from_pretrained(tmp_path)
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    weights = tmp_path / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    with pytest.raises(ValueError, match="damaged"):
+        from_pretrained(tmp_path)
+    weights.rename(tmp_path / "pytorch_model.bin")
+    with pytest.raises(ValueError, match=r"no model\.safetensors, but pytorch_model\.bin"):
+        from_pretrained(tmp_path)
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(ValueError, match="not whole JSON"):
+        from_pretrained(tmp_path)
+
+
+def test_a_head_that_should_be_tied_but_differs(checkpoint, tmp_path):
+    folder, _ = checkpoint("qwen2")
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    embedding = load_file(folder / "model.safetensors")["model.embed_tokens.weight"]
+    spoil(tmp_path, lambda t: t.update({"lm_head.weight": embedding.clone()}))
+    model, _ = from_pretrained(tmp_path)
+    assert model.lm_head.weight is model.model.embed_tokens.weight
+    spoil(tmp_path, lambda t: t.update({"lm_head.weight": embedding + 1}))
+    with pytest.raises(ValueError, match="lm_head"):
+        from_pretrained(tmp_path)
+
+
+def test_original_gpt2_files_have_no_prefix_and_carry_masks(checkpoint, tmp_path):
+    folder, theirs = checkpoint("gpt2")
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    tensors = load_file(folder / "model.safetensors")
+    tensors = {k.removeprefix("transformer."): v for k, v in tensors.items()}
+    tensors |= {f"h.{i}.attn.bias": torch.ones(1, 1, 128, 128) for i in range(2)}
+    save_file(tensors, tmp_path / "model.safetensors")
+    ids, _, _ = ragged()
+    with torch.no_grad():
+        found = CausalLM.from_pretrained(tmp_path)(ids)
+        torch.testing.assert_close(found, theirs(ids).logits, atol=1e-5, rtol=1e-5)
+
+
+def test_a_failed_save_leaves_the_old_file(tmp_path, monkeypatch):
+    model = CausalLM(ModelConfig(50, 16, 1, 2, 32))
+    save_pretrained(model, None, tmp_path)
+    before = (tmp_path / "model.safetensors").read_bytes()
+
+    def full(*args, **kwargs):
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr("minillm.pretrained.save_file", full)
+    with pytest.raises(OSError, match="No space"):
+        save_pretrained(CausalLM(model.config, seed=1), None, tmp_path)
+    assert (tmp_path / "model.safetensors").read_bytes() == before
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["config.json", "model.safetensors"]
+
+
+def test_the_tokenizer_travels_too(tmp_path):
+    texts = ["one fish, two fish, red fish, blue fish"] * 3
+    tokenizer = BPETokenizer.train(texts, 280, special_tokens=("<|endoftext|>",))
+    model = CausalLM(ModelConfig(tokenizer.vocab_size, 16, 1, 2, 32))
+    save_pretrained(model, tokenizer, tmp_path)
+    _, ours = from_pretrained(tmp_path)
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    for text in ("two blue fish", "été, 鱼\n"):
+        assert ours.encode(text) == theirs.encode(text) == tokenizer.encode(text)
+        assert theirs.decode(tokenizer.encode(text)) == text
+
+
+def test_no_folder_and_no_hub(monkeypatch, tmp_path):
+    monkeypatch.setitem(__import__("sys").modules, "huggingface_hub", None)
+    with pytest.raises(FileNotFoundError, match="huggingface_hub"):
+        from_pretrained(tmp_path / "nowhere")
