@@ -1,103 +1,151 @@
-"""Tokenizer files: Hugging Face's tokenizer.json, tiktoken's ranks, the libraries themselves.
+"""The tokenizer's files: tokenizer.json saved and loaded, tiktoken's ranks loaded.
 
-Explained in notebook 02. What a file asks for and we lack is an error that names it.
+Explained in notebook 02. A file is written whole or not at all, and a damaged one is an error.
 """
 
 # Built from notebooks/02_tokenizer.ipynb: edit there, then make build.
 
+import base64
+import binascii
 import json
 import os
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from minillm.bpe_trainer import byte_alphabet
-from minillm.tokenizer import BPETokenizer
+from minillm.bpe_encoder import find_merges
+from minillm.tokenizer_reader import DIGEST, digest, read_json, spell, splits
 
-__all__ = ["load", "save", "to_json"]
+__all__ = ["NAMES", "load", "read_tiktoken", "save", "to_json"]
 
-_CODES = {
-    byte: chr(byte) if i < 188 else chr(256 + i - 188)
-    for i, byte in enumerate(byte_alphabet("lowest_ids"))
-}
+if TYPE_CHECKING:
+    from minillm.tokenizer import BPETokenizer
 
-_BYTES = {character: byte for byte, character in _CODES.items()}
+NAMES = ("bos_token", "eos_token", "pad_token")
 
 
-def to_json(tokenizer: BPETokenizer) -> dict[str, Any]:
-    """The content of `tokenizer.json`."""
-    spell = {token: "".join(map(_CODES.__getitem__, token)) for token in tokenizer.ranks}
-    byte_level = {"add_prefix_space": False, "trim_offsets": True, "use_regex": False}
-    split = {
-        "type": "Split",
-        "pattern": {"Regex": tokenizer.pattern},
-        "behavior": "Isolated",
-        "invert": False,
-    }
-    added = [
-        {"id": i, "content": token, "single_word": False, "lstrip": False, "rstrip": False,
-         "normalized": False, "special": True}
-        for token, i in sorted(tokenizer.special_tokens.items(), key=lambda item: item[1])
-    ]  # fmt: skip
-    by_id = sorted(tokenizer.ranks, key=tokenizer.ranks.__getitem__)
-    return {
+def save(tokenizer: "BPETokenizer", directory: Path) -> None:
+    """Write `tokenizer.json` and `tokenizer_config.json`, each whole or not at all."""
+    directory.mkdir(parents=True, exist_ok=True)
+    config = {name: getattr(tokenizer, name) for name in (*NAMES, "chat_template")}
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", **config}
+    config = {key: value for key, value in config.items() if value is not None}
+    for name, content in (
+        ("tokenizer_config.json", config),
+        ("tokenizer.json", to_json(tokenizer)),
+    ):
+        handle, temporary = tempfile.mkstemp(dir=directory, prefix=f".{name}.")
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8") as file:
+                json.dump(content, file, ensure_ascii=False, indent=1)
+                file.flush()
+                os.fsync(file.fileno())
+            os.chmod(temporary, 0o644)
+            os.replace(temporary, directory / name)
+        except BaseException:
+            os.unlink(temporary)
+            raise
+
+
+def to_json(tokenizer: "BPETokenizer") -> dict[str, Any]:
+    """The content of `tokenizer.json`.
+
+    Tokens that no merge makes (some vocabularies have them) are listed with all their splits, and
+    `ignore_merges` lets a whole word be one of them, as Llama 3's file does.
+    """
+    ranks, merges, whole_words = tokenizer.ranks, [], False
+    for token, parts in find_merges(ranks):
+        whole_words |= len(parts) > 2
+        merges += [tuple(parts)] if len(parts) == 2 else splits(token, ranks)
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    by_id = sorted(tokenizer.special_tokens.items(), key=lambda item: item[1])
+    added = [{"id": i, "content": token, **flags, "special": True} for token, i in by_id]
+    split = {"type": "Split", "behavior": "Isolated", "invert": False}
+    split["pattern"] = {"Regex": tokenizer.pattern}
+    level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
+    level["use_regex"] = False
+    model = {"type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": None}
+    model |= {"end_of_word_suffix": None, "fuse_unk": False, "byte_fallback": False}
+    model |= {"ignore_merges": whole_words}
+    model["vocab"] = {spell(token): ranks[token] for token in sorted(ranks, key=ranks.get)}
+    model["merges"] = [[spell(left), spell(right)] for left, right in merges]
+    content = {
         "version": "1.0",
         "truncation": None,
         "padding": None,
         "added_tokens": added,
-        "normalizer": {"type": tokenizer.normalizer} if tokenizer.normalizer else None,
-        "pre_tokenizer": {
-            "type": "Sequence",
-            "pretokenizers": [split, {"type": "ByteLevel", **byte_level}],
-        },
-        "post_processor": None,
-        "decoder": {"type": "ByteLevel", **byte_level},
-        "model": {
-            "type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": None,
-            "end_of_word_suffix": None, "fuse_unk": False,
-            "byte_fallback": False, "ignore_merges": False,
-            "vocab": {spell[token]: tokenizer.ranks[token] for token in by_id},
-            "merges": [[spell[left], spell[right]] for left, right in tokenizer.merges],
-        },
-    }  # fmt: skip
-
-
-def save(tokenizer: BPETokenizer, directory: Path) -> None:
-    """Write `tokenizer.json` and `tokenizer_config.json`, each whole or not at all."""
-    directory.mkdir(parents=True, exist_ok=True)
-    config = {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "bos_token": tokenizer.bos_token,
-        "eos_token": tokenizer.eos_token,
-        "pad_token": tokenizer.pad_token,
-        "chat_template": tokenizer.chat_template,
+        "normalizer": tokenizer.normalizer and {"type": tokenizer.normalizer},
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [split, level]},
+        "post_processor": _begin_template(tokenizer) if tokenizer.add_bos else None,
+        "decoder": level,
+        "model": model,
     }
-    config = {key: value for key, value in config.items() if value is not None}
-    for name, content in (
-        ("tokenizer.json", to_json(tokenizer)),
-        ("tokenizer_config.json", config),
-    ):
-        handle, temporary = tempfile.mkstemp(dir=directory, prefix=f".{name}.")
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            json.dump(content, file, ensure_ascii=False, indent=1)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, directory / name)
+    model[DIGEST] = digest(content)
+    return content
 
 
-def load(path: Path) -> BPETokenizer:
-    """Read `tokenizer.json` and, if it lies beside it, `tokenizer_config.json`."""
+def _begin_template(tokenizer: "BPETokenizer") -> dict[str, Any]:
+    name, i = tokenizer.bos_token, tokenizer.bos_token_id
+    begin = [{"SpecialToken": {"id": name, "type_id": n}} for n in (0, 1)]
+    text = [{"Sequence": {"id": "AB"[n], "type_id": n}} for n in (0, 1)]
+    return {
+        "type": "TemplateProcessing",
+        "single": [begin[0], text[0]],
+        "pair": [begin[0], text[0], begin[1], text[1]],
+        "special_tokens": {name: {"id": name, "ids": [i], "tokens": [name]}},
+    }
+
+
+def load(path: Path) -> dict[str, Any]:
+    """The arguments of `BPETokenizer` that a `tokenizer.json` (or its folder) asks for.
+
+    Raises: ValueError if the file is damaged or was edited, or needs a feature that we lack.
+    """
     path = path / "tokenizer.json" if path.is_dir() else path
-    content = json.loads(path.read_text(encoding="utf-8"))
+    content = _read(path)
     beside = path.with_name("tokenizer_config.json")
-    config = json.loads(beside.read_text(encoding="utf-8")) if beside.exists() else {}
-    ranks = {
-        bytes(map(_BYTES.__getitem__, token)): i for token, i in content["model"]["vocab"].items()
-    }
-    special = {token["content"]: token["id"] for token in content["added_tokens"]}
-    pattern = content["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"]
-    names = {
-        key: config.get(key) for key in ("bos_token", "eos_token", "pad_token", "chat_template")
-    }
-    return BPETokenizer(ranks, pattern, special, **names)
+    config = _read(beside) if beside.exists() else {}
+    template = path.with_name("chat_template.jinja")
+    try:
+        found = read_json(content)
+        for name in NAMES:
+            value = config.get(name)
+            value = value.get("content") if isinstance(value, dict) else value
+            found.setdefault(name, value)
+        found["chat_template"] = config.get("chat_template")
+        if template.exists():
+            found["chat_template"] = template.read_text(encoding="utf-8")
+        return found
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+    except (KeyError, TypeError, AttributeError, IndexError) as error:
+        raise ValueError(f"{path}: not a tokenizer file: {type(error).__name__} {error}") from None
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path}: damaged or cut off: {error}") from None
+    if not isinstance(content, dict):
+        raise ValueError(f"{path}: not a tokenizer file: {type(content).__name__} at the top")
+    return content
+
+
+def read_tiktoken(path: Path) -> dict[bytes, int]:
+    """Ranks from a file of lines "base64-of-the-bytes rank", as tiktoken and Llama 3 ship.
+
+    Raises: ValueError naming the first line that is damaged or whose rank does not rise.
+    """
+    ranks: dict[bytes, int] = {}
+    last = -1
+    for number, line in enumerate(path.read_bytes().splitlines(), 1):
+        try:
+            token, rank = line.split()
+            token, rank = base64.b64decode(token, validate=True), int(rank)
+        except (ValueError, binascii.Error):
+            raise ValueError(f"{path}, line {number} is damaged: {line[:60]!r}") from None
+        if rank <= last or token in ranks:
+            raise ValueError(f"{path}, line {number}: rank {rank} after {last}, token {token}")
+        ranks[token] = last = rank
+    return ranks
