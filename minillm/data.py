@@ -128,7 +128,8 @@ class WindowBatches:
         self.seed, self.index = seed, 0
 
     def __next__(self) -> tuple[Tensor, Tensor]:
-        generator = torch.Generator().manual_seed(self.seed * 2**32 + self.index)
+        mixed = np.random.SeedSequence([self.seed, self.index]).generate_state(1)[0]
+        generator = torch.Generator().manual_seed(int(mixed))  # torch's seeds have 32 bits
         batch = get_batch(self.tokens, self.batch_size, self.context_length, generator=generator)
         self.index += 1
         return batch

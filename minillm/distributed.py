@@ -24,6 +24,7 @@ from minillm.checkpoint import CheckpointError
 
 __all__ = [
     "World",
+    "barrier",
     "communicate",
     "is_sharded",
     "load",
@@ -31,6 +32,7 @@ __all__ = [
     "start",
     "stop",
     "sum_over_ranks",
+    "whole_tensors",
     "world",
     "wrap",
 ]
@@ -70,6 +72,12 @@ def stop() -> None:
     """Leave the group, if there is one."""
     if dist.is_available() and dist.is_initialized():
         dist.destroy_process_group()
+
+
+def barrier() -> None:
+    """Wait until all processes are here."""
+    if world().size > 1:
+        dist.barrier()
 
 
 def wrap(model: nn.Module, parallel: Literal["ddp", "fsdp"]) -> nn.Module:
@@ -188,22 +196,42 @@ def load(
 
 
 def _save_parts(parts: Path, model: nn.Module, optimizer: Any) -> None:
-    """Every process writes its shards, by torch.distributed.checkpoint."""
+    """Every process writes its shards."""
     import torch.distributed.checkpoint as dcp
-    from torch.distributed.checkpoint.state_dict import get_state_dict
 
     if world().rank == 0:
         shutil.rmtree(parts, ignore_errors=True)
-        parts.mkdir(parents=True)
     dist.barrier()
-    weights, moments = get_state_dict(model, optimizer)
-    dcp.save({"model": weights, "optimizer": moments}, checkpoint_id=parts)
+    tensors = checkpoint.model_tensors(model)
+    moments = checkpoint.optimizer_tensors(model, optimizer)
+    try:
+        dcp.save({"model": tensors, "optimizer": moments}, checkpoint_id=parts)
+    except Exception as error:  # torch wraps what went wrong, a full disk too, in its own types
+        raise CheckpointError(f"could not write the shards in {parts}: {error}") from error
 
 
 def _load_parts(parts: Path, model: nn.Module, optimizer: Any) -> None:
+    """Every process reads its shards, into moments that are made first."""
     import torch.distributed.checkpoint as dcp
-    from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
-    weights, moments = get_state_dict(model, optimizer)
-    dcp.load({"model": weights, "optimizer": moments}, checkpoint_id=parts)
-    set_state_dict(model, optimizer, model_state_dict=weights, optim_state_dict=moments)
+    saved = dcp.FileSystemReader(parts).read_metadata().state_dict_metadata
+    ours: dict[str, dict[str, Tensor]] = {"model": checkpoint.model_tensors(model), "optimizer": {}}
+    for name, p in model.named_parameters():
+        if f"optimizer.{name}/step" in saved:
+            fresh = {"exp_avg": torch.zeros_like(p), "exp_avg_sq": torch.zeros_like(p)}
+            fresh = {"step": torch.zeros(()), **fresh}
+            ours["optimizer"] |= {f"{name}/{key}": value for key, value in fresh.items()}
+    sizes = {f"{part}.{n}": tuple(t.shape) for part in ours for n, t in ours[part].items()}
+    found = {name: tuple(entry.size) for name, entry in saved.items()}
+    wrong = sorted(name for name in sizes | found if sizes.get(name) != found.get(name))
+    if wrong:
+        raise CheckpointError(f"{parts} is of another model; differing: " + ", ".join(wrong))
+    dcp.load(ours, checkpoint_id=parts)
+    checkpoint.load_optimizer_tensors(model, optimizer, ours["optimizer"])
+
+
+def whole_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """The model's state with all shards gathered, on the CPU; every process must call it."""
+    state = checkpoint.model_tensors(model)
+    whole = {n: t.full_tensor() if hasattr(t, "full_tensor") else t for n, t in state.items()}
+    return {name: tensor.detach().cpu() for name, tensor in whole.items()}

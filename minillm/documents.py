@@ -137,7 +137,9 @@ class DocumentBatches:
             rows.append([self.end_id, *next(self.documents), self.end_id])
             tokens += len(rows[-1]) - 1
             if len(rows[-1]) > length + 1:
-                raise ValueError(f"a document of {len(rows[-1]) - 1} tokens, rows of {length}")
+                raise ValueError(
+                    f"a document of {len(rows[-1]) - 1} tokens does not fit rows of {length}"
+                )
         shuffle = random.Random(f"{self.settings['seed']}/{self._number}").shuffle
         if self.settings["layout"] == "padded":
             rows.sort(key=len)

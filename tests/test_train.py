@@ -236,6 +236,15 @@ def test_get_batch_shifts_by_one_and_reaches_both_ends():
         get_batch(tokens, 1, 7)
 
 
+def test_windows_depend_on_seed_and_number_alone():
+    a, b = WindowBatches(TOKENS, 4, 12, seed=0), WindowBatches(TOKENS, 4, 12, seed=1)
+    first = [next(a)[0].tolist() for _ in range(3)]
+    assert first[0] != first[1] != first[2]
+    assert not any(next(b)[0].tolist() in first for _ in range(3))
+    a.load_state_dict({**a.state_dict(), "index": 1})
+    assert next(a)[0].tolist() == first[1]
+
+
 @pytest.mark.parametrize(("vocab_size", "dtype"), [(2**16, np.uint16), (2**16 + 1, np.uint32)])
 def test_token_files_are_streamed_and_mapped(tmp_path, vocab_size, dtype):
     documents = [[1, 2, 3], [], [vocab_size - 1] * 5]

@@ -126,7 +126,7 @@ def _accumulate(answer: Callable[[nn.Module, list[tuple[Tensor, Tensor]]], float
         return "you forgot to divide by the number of targets"
     if not _close(found, expected):
         return "the gradient differs from that of one large batch with all the targets"
-    wanted = float(mean(batches))
+    wanted = mean(batches).item()
     if abs(loss - wanted) > 1e-9:
         return f"the mean loss over all 18 targets is {wanted:.4f}, you return {loss:.4f}"
     answer(model, batches)

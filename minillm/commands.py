@@ -1,0 +1,229 @@
+"""What `python -m minillm train` does: tokenizer, data, model, training, saving.
+
+Written by hand; the pieces are explained in notebooks 02, 09 and 10.
+"""
+
+import argparse
+import json
+import random
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+__all__ = ["END", "device", "language", "stories", "train"]
+
+END = "<|endoftext|>"
+
+
+def train(a: argparse.Namespace) -> None:
+    """Train, and save the model with its tokenizer."""
+    from minillm import distributed
+    from minillm.train import Trainer, evaluate, token_byte_lengths
+
+    place = distributed.start(device(a))
+    try:
+        first = distributed.world().rank == 0
+        tokenizer = _prepare(a) if first else None
+        distributed.barrier()
+        tokenizer = tokenizer or _tokenizer(a.out)
+        model, config = _model(a, tokenizer).to(place), _config(a)
+        looks: dict[str, Any] = {}
+        if not _is_file(a):
+            held_out = stories(a.corpus, a.held_out, "held out")
+            looks["validate"] = lambda m: {"held_out": evaluate(m, held_out, tokenizer)}
+        if not a.quiet and a.parallel == "ddp":  # a sharded model cannot generate by itself
+            looks |= {"sample": lambda m: _sample(m, tokenizer, a.seed), "on_log": _show}
+        lengths = token_byte_lengths(tokenizer)
+        source = _source(a, tokenizer)
+        trainer = Trainer(model, source, config, token_bytes=lengths, progress=not a.quiet, **looks)
+        if a.resume and trainer.resume() and first:
+            print(f"resumed at step {trainer.step}", file=sys.stderr)
+        start = time.perf_counter()
+        trainer.train()
+        tensors = distributed.whole_tensors(model)
+        if first:
+            _finish(a, tokenizer, tensors, trainer, time.perf_counter() - start)
+    finally:
+        distributed.stop()
+
+
+def _prepare(a: argparse.Namespace) -> Any:
+    """Make sure that the folder is free; make the tokenizer and, of a file, the token file."""
+    from minillm.checkpoint import checkpoints
+    from minillm.data import TokenDataset
+    from minillm.tokenizer import BPETokenizer
+
+    if checkpoints(a.out) and not a.resume:
+        raise ValueError(f"{a.out} holds a run: give --resume to go on, or another --out")
+    if a.resume and (a.out / "tokenizer.json").exists():
+        tokenizer = _tokenizer(a.out)
+    elif a.tokenizer is not None:
+        tokenizer = _tokenizer(a.tokenizer)
+    else:
+        texts = _documents(a.corpus) if _is_file(a) else stories(a.corpus, 2000, "tokenizer")
+        tokenizer = BPETokenizer.train(texts, a.vocab_size, special_tokens=[END])
+    if tokenizer.eos_token_id is None:
+        raise ValueError(f"the tokenizer has no end token, such as {END}")
+    a.out.mkdir(parents=True, exist_ok=True)
+    tokenizer.save(a.out)
+    if _is_file(a) and not (a.resume and (a.out / "tokens.npy").exists()):
+        encoded = (tokenizer.encode_ordinary(text) for text in _documents(a.corpus))
+        ends = {"vocab_size": tokenizer.vocab_size, "end_id": tokenizer.eos_token_id}
+        TokenDataset.write(a.out / "tokens.npy", encoded, **ends)
+    return tokenizer
+
+
+def _documents(path: str) -> Iterator[str]:
+    """The documents of a text file, read line by line."""
+    lines: list[str] = []
+    with open(path, encoding="utf-8") as file:
+        for line in file:
+            *ended, rest = line.split(END)
+            for piece in ended:
+                yield "".join([*lines, piece]).strip("\n")
+                lines = []
+            lines.append(rest)
+    if rest := "".join(lines).strip("\n"):
+        yield rest
+
+
+def _source(a: argparse.Namespace, tokenizer: Any) -> Any:
+    """Fresh stories, the documents of a file, or random windows of it."""
+    from minillm.train import (
+        DocumentBatches,
+        FileDocuments,
+        StoryDocuments,
+        TokenDataset,
+        WindowBatches,
+    )
+
+    layout, end = a.layout or ("windows" if _is_file(a) else "padded"), tokenizer.eos_token_id
+    if _is_file(a):
+        data = TokenDataset(a.out / "tokens.npy", end_id=end)
+        if layout == "windows":
+            return WindowBatches(data, a.batch_size, a.context_length, seed=a.seed)
+        documents = FileDocuments(data, seed=a.seed)
+    elif layout == "windows":
+        raise ValueError("stories never end, so there are no windows of them: padded or packed")
+    else:
+        documents = StoryDocuments(language(a.corpus), tokenizer.encode_ordinary, seed=a.seed)
+    sizes = (a.batch_size, a.context_length)
+    return DocumentBatches(documents, *sizes, end_id=end, layout=layout, seed=a.seed)
+
+
+def _model(a: argparse.Namespace, tokenizer: Any) -> Any:
+    from minillm.model import CausalLM, ModelConfig
+
+    end = tokenizer.eos_token_id
+    config = ModelConfig(
+        model_type=a.family,
+        vocab_size=tokenizer.vocab_size,
+        hidden_size=a.hidden_size,
+        num_hidden_layers=a.layers,
+        num_attention_heads=a.heads,
+        num_key_value_heads=a.kv_heads,
+        intermediate_size=a.intermediate_size or -(-8 * a.hidden_size // 3 // 32) * 32,
+        max_position_embeddings=max(512, 2 * a.context_length),
+        tie_word_embeddings=True,
+        bos_token_id=end,
+        eos_token_id=end,
+    )
+    return CausalLM(config, seed=a.seed)
+
+
+def _config(a: argparse.Namespace) -> Any:
+    from minillm.train import TrainConfig
+
+    return TrainConfig(
+        a.steps,
+        max_lr=a.lr,
+        min_lr=a.lr / 20 if a.min_lr is None else a.min_lr,
+        warmup_steps=a.warmup,
+        weight_decay=a.weight_decay,
+        accumulation=a.accumulation,
+        precision=a.precision,
+        compile=a.compile,
+        seed=a.seed,
+        parallel=a.parallel,
+        folder=str(a.out),
+        checkpoint_every=a.checkpoint_every,
+        log_every=a.log_every,
+        validate_every=a.validate_every,
+    )
+
+
+def _finish(
+    a: argparse.Namespace, tokenizer: Any, tensors: Any, trainer: Any, seconds: float
+) -> None:
+    """Save the model where `from_pretrained` finds it, and say how it was made."""
+    from minillm.checkpoint import load_model_tensors
+    from minillm.pretrained import save_pretrained
+
+    model = _model(a, tokenizer)
+    load_model_tensors(model, tensors)
+    save_pretrained(model, tokenizer, a.out)
+    skip = ("command", "quiet", "resume")
+    options = {k: str(v) if isinstance(v, Path) else v for k, v in vars(a).items() if k not in skip}
+    last = trainer.history[-1] if trainer.history else {}
+    record = {"options": options, "parameters": model.num_parameters(), "seconds": seconds, **last}
+    (a.out / "run.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    measured = {
+        k: round(v, 4) for k, v in last.items() if k in ("loss", "bits_per_byte", "held_out")
+    }
+    print(f"{a.out}: {model.num_parameters():,} parameters, {trainer.tokens:,} tokens, {measured}")
+
+
+def _sample(model: Any, tokenizer: Any, seed: int) -> str:
+    """The beginning of a text that the model writes at this moment."""
+    import torch
+
+    from minillm.generation import generate
+    from minillm.sampling import Sampler
+
+    end = tokenizer.eos_token_id
+    begin = torch.tensor([[end]], device=model.lm_head.weight.device)
+    ids = generate(model, begin, max_new_tokens=60, sampler=Sampler(seed=seed))[0, 1:].tolist()
+    return tokenizer.decode(ids[: ids.index(end)] if end in ids else ids)
+
+
+def _show(record: dict[str, Any]) -> None:
+    """Print what a look at the model found."""
+    from tqdm import tqdm
+
+    if "sample" in record:
+        held_out = f", held out {record['held_out']:.4f}" if "held_out" in record else ""
+        tqdm.write(f"step {record['step']}{held_out}: {record['sample']}", sys.stderr)
+
+
+def _is_file(a: argparse.Namespace) -> bool:
+    return a.corpus not in ("stories-en", "stories-zh")
+
+
+def language(corpus: str) -> Any:
+    """The story language of `stories-en` or `stories-zh`."""
+    from minillm.stories import StoryLanguage
+
+    return StoryLanguage(corpus.removeprefix("stories-"))
+
+
+def stories(corpus: str, count: int, purpose: str) -> list[str]:
+    """Stories drawn for one purpose; other purposes and the training draw others."""
+    source = language(corpus)
+    return [source.sample(random.Random(f"{purpose}/{i}")).text for i in range(count)]
+
+
+def _tokenizer(folder: Path) -> Any:
+    from minillm.tokenizer import BPETokenizer
+
+    return BPETokenizer.load(folder)
+
+
+def device(a: argparse.Namespace) -> Any:
+    """The device of --device, or the best there is."""
+    import torch
+
+    from minillm.device import pick_device
+
+    return torch.device(a.device) if a.device else pick_device()

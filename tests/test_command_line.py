@@ -1,0 +1,180 @@
+"""python -m minillm: train, generate, eval, and what they say when something is wrong."""
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from minillm.__main__ import main
+from minillm.checkpoint import newest_checkpoint
+from minillm.commands import END, stories
+from minillm.pretrained import from_pretrained
+from minillm.stories import StoryLanguage
+from minillm.train import evaluate
+
+SMALL = ["--device", "cpu", "--hidden-size", "32", "--layers", "1", "--batch-size", "2", "--quiet"]
+SMALL += ["--warmup", "2", "--lr", "5e-3", "--vocab-size", "1000", "--held-out", "3"]
+
+
+def run(*words):
+    return main([str(word) for word in words])
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A model of a few steps on English stories."""
+    out = tmp_path_factory.mktemp("run")
+    shown = run("train", "--out", out, "--steps", 6, "--checkpoint-every", 3, *SMALL)
+    assert shown == 0
+    return out
+
+
+def test_train_leaves_a_model_a_tokenizer_and_a_record(trained):
+    names = {p.name for p in trained.iterdir()}
+    assert names == {
+        *("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"),
+        *("metrics.jsonl", "run.json", "step-00000003", "step-00000006"),
+    }
+    model, tokenizer = from_pretrained(trained)
+    assert tokenizer.vocab_size == 1000 and model.config.bos_token_id == tokenizer.eos_token_id
+    record = json.loads((trained / "run.json").read_text())
+    assert record["parameters"] == model.num_parameters() and record["step"] == 6
+    assert record["options"]["seed"] == 0 and record["options"]["hidden_size"] == 32
+    held_out = evaluate(model, stories("stories-en", 3, "held out"), tokenizer)
+    assert record["held_out"] == pytest.approx(held_out, rel=1e-5)
+
+
+def test_resume_gives_the_same_model(trained, tmp_path, capsys):
+    out = tmp_path / "again"
+    shutil.copytree(trained, out)
+    shutil.rmtree(out / "step-00000006")
+    for name in ("model.safetensors", "run.json", "config.json"):
+        (out / name).unlink()
+    options = ["--steps", 6, "--checkpoint-every", 3, *SMALL]
+    assert run("train", "--out", out, "--resume", *options) == 0
+    assert "resumed at step 3" in capsys.readouterr().err
+    ours, theirs = load_file(out / "model.safetensors"), load_file(trained / "model.safetensors")
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+    assert newest_checkpoint(out).name == "step-00000006"
+
+
+def test_resume_refuses_other_settings(trained, capsys):
+    options = ["--steps", 6, *SMALL, "--lr", "1e-3", "--batch-size", "3"]
+    assert run("train", "--out", trained, "--resume", *options) == 1
+    assert "max_lr: saved 0.005, now 0.001" in capsys.readouterr().err
+
+
+def test_resume_without_a_run_begins_one(tmp_path):
+    out = tmp_path / "new"
+    assert run("train", "--out", out, "--resume", "--steps", 1, *SMALL) == 0
+    assert (out / "model.safetensors").exists()
+
+
+@pytest.mark.parametrize("layout", ["windows", "padded", "packed"])
+def test_train_on_a_text_file(tmp_path, layout, capsys):
+    text = tmp_path / "text.txt"
+    documents = [f"the {i} cats\nsat on {i} mats" for i in range(200)]
+    text.write_text(f"\n{END}\n".join(documents[:100]) + END + END.join(documents[100:]))
+    out = tmp_path / "out"
+    options = [*SMALL, "--layout", layout, "--context-length", 40, "--vocab-size", 290]
+    assert run("train", "--out", out, "--steps", 3, "--corpus", text, *options) == 0
+    assert "parameters" in capsys.readouterr().out
+    from minillm.train import TokenDataset
+
+    _, tokenizer = from_pretrained(out)
+    data = TokenDataset(out / "tokens.npy", end_id=tokenizer.eos_token_id)
+    texts = [tokenizer.decode(data[a : b - 1].tolist()) for a, b in data.documents()]
+    assert texts == documents
+
+
+def test_train_shows_progress_and_early_samples(tmp_path, capsys):
+    options = [word for word in SMALL if word != "--quiet"]
+    assert run("train", "--out", tmp_path / "o", "--steps", 2, "--validate-every", 1, *options) == 0
+    shown = capsys.readouterr().err
+    assert "tokens/s" in shown and "2/2" in shown
+    assert re.search(r"step 1, held out \d\.\d{4}: ", shown)
+
+
+def test_chinese_stories_and_another_family(tmp_path):
+    options = ["--corpus", "stories-zh", "--family", "qwen3", "--kv-heads", 2]
+    options += ["--context-length", 400]
+    assert run("train", "--out", tmp_path / "o", "--steps", 1, *SMALL, *options) == 0
+    model, _ = from_pretrained(tmp_path / "o")
+    assert model.config.model_type == "qwen3" and model.config.num_key_value_heads == 2
+
+
+def test_generate_prints_texts(trained, capsys):
+    command = ["generate", trained, "--device", "cpu", "--max-new-tokens", 12, "--count", 2]
+    assert run(*command, "--prompt", "Have you heard") == 0
+    first = capsys.readouterr().out
+    assert first.count("Have you heard") == 2
+    assert run(*command, "--prompt", "Have you heard") == 0
+    assert capsys.readouterr().out == first
+    assert run(*command, "--prompt", "Have you heard", "--seed", 5) == 0
+    assert capsys.readouterr().out != first
+    assert run(*command, "--temperature", 0) == 0
+    texts = capsys.readouterr().out.removesuffix("\n").split("\n\n")
+    assert len(texts) == 2 and texts[0] == texts[1] != ""
+
+
+def test_eval_prints_what_it_measured(trained, capsys):
+    command = ["eval", trained, "--device", "cpu", "--documents", 5, "--samples", 3]
+    assert run(*command) == 0
+    shown = capsys.readouterr().out
+    model, tokenizer = from_pretrained(trained)
+    measured = evaluate(model, stories("stories-en", 5, "held out"), tokenizer)
+    assert re.search(r"bits per byte +([\d.]+)", shown)[1] == f"{measured:.4f}"
+    floor = StoryLanguage("en").bits_per_byte()
+    assert re.search(r"floor +([\d.]+)", shown)[1] == f"{floor:.4f}"
+    assert "valid stories  0 of 3" in shown
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["train", "--out", "RUN", "--steps", 1], "holds a run: give --resume"),
+        (["train", "--out", "NEW", "--layout", "windows"], "no windows"),
+        (["train", "--out", "NEW", "--corpus", "nowhere.txt"], "nowhere.txt"),
+        (["train", "--out", "NEW", "--context-length", 20], "does not fit rows of 20"),
+        (["train", "--out", "NEW", "--family", "mamba"], "mamba"),
+        (["train", "--out", "NEW", "--steps", 0], "must be positive"),
+        (["generate", "NEW"], "there is no folder"),
+        (["eval", "NEW"], "there is no folder"),
+    ],
+)
+def test_mistakes_are_one_line(trained, tmp_path, words, message, capsys):
+    places = {"RUN": trained, "NEW": tmp_path / "new"}
+    extra = SMALL if words[0] == "train" else ["--device", "cpu"]
+    first = [places.get(word, word) for word in words]
+    assert run(first[0], *extra, *first[1:]) == 1
+    error = capsys.readouterr().err
+    assert error.startswith("error: ") and message in error and error.count("\n") == 1
+
+
+def test_help_is_quick_and_complete():
+    code = """
+import sys
+from minillm.__main__ import main
+for words in (["--help"], ["train", "--help"], ["generate", "--help"], ["eval", "--help"]):
+    try:
+        main(words)
+    except SystemExit as stop:
+        assert stop.code == 0
+assert "torch" not in sys.modules
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    for word in ("train", "generate", "eval", "--resume", "--parallel", "--top-p", "--documents"):
+        assert word in done.stdout
+
+
+def test_the_module_runs():
+    command = [sys.executable, "-m", "minillm", "generate", "nowhere"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 1 and done.stderr == "error: there is no folder nowhere\n"
+    done = subprocess.run([sys.executable, "-m", "minillm"], capture_output=True, text=True)
+    assert done.returncode == 2 and "usage" in done.stderr

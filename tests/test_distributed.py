@@ -1,0 +1,211 @@
+"""Two processes on gloo give the numbers of one; started by torchrun, and by hand for speed."""
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+from minillm import checkpoint, distributed
+from minillm.__main__ import main
+from minillm.checkpoint import CheckpointError
+
+OPTIONS = """
+    --steps 6 --device cpu --hidden-size 32 --layers 2 --batch-size 4 --validate-every 0
+    --held-out 4 --lr 6e-3 --warmup 2 --log-every 1 --context-length 256 --accumulation 2
+    --quiet --checkpoint-every 3
+""".split()  # noqa: SIM905
+
+WORKER = """
+    import json, os, shutil, sys
+    from minillm.__main__ import main
+
+    codes = []
+    for port, argv in enumerate(json.loads(sys.argv[1]), int(sys.argv[2])):
+        os.environ["MASTER_PORT"] = str(port)
+        if argv[0] != "cut":
+            codes.append(main(argv))
+        elif os.environ["RANK"] == "0":  # a copy of a run without its last checkpoint
+            shutil.copytree(argv[1], argv[2])
+            shutil.rmtree(argv[2] + "/step-00000006")
+    print(codes)
+"""
+
+
+def two_processes(*commands):
+    """Run commands in the same two processes, one after the other; returns codes and errors."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    settings = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "OMP_NUM_THREADS": "1"}
+    workers = [
+        subprocess.Popen(
+            [sys.executable, "-c", textwrap.dedent(WORKER), json.dumps(commands), str(port)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, **settings, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+        )
+        for rank in range(2)
+    ]
+    found = [worker.communicate(timeout=240) for worker in workers]
+    codes = [json.loads(out.splitlines()[-1]) if out else err for out, err in found]
+    return codes, found[0][1] + found[1][1]
+
+
+def curve(folder):
+    lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    return [json.loads(line) for line in lines]
+
+
+def train(out, tokenizer, *more):
+    return ["train", "--out", str(out), "--tokenizer", str(tokenizer), *OPTIONS, *more]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """One run in this process; DDP and FSDP runs in two, each also resumed from its middle."""
+    folder = tmp_path_factory.mktemp("runs")
+    assert main(["train", "--out", str(folder / "one"), *OPTIONS]) == 0
+    commands = []
+    for kind in ("ddp", "fsdp"):
+        out, resumed = str(folder / kind), str(folder / f"{kind}-resumed")
+        commands.append(train(out, folder / "one", "--parallel", kind))
+        commands.append(["cut", out, resumed])
+        commands.append(train(resumed, folder / "one", "--parallel", kind, "--resume"))
+    codes, errors = two_processes(*commands)
+    assert codes == [[0, 0, 0, 0]] * 2, errors
+    return folder
+
+
+@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+def test_two_processes_give_the_curve_of_one(runs, kind):
+    one, two = curve(runs / "one"), curve(runs / kind)
+    assert [r["step"] for r in two] == [1, 2, 3, 4, 5, 6]
+    for a, b in zip(one, two, strict=True):
+        assert b["loss"] == pytest.approx(a["loss"], abs=1e-5)
+        assert b["grad_norm"] == pytest.approx(a["grad_norm"], rel=1e-4)
+        assert b["tokens"] == a["tokens"]
+    ours, theirs = (load_file(runs / name / "model.safetensors") for name in ("one", kind))
+    assert ours.keys() == theirs.keys()
+    for name in ours:
+        torch.testing.assert_close(theirs[name], ours[name], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+def test_resuming_in_two_processes_is_exact(runs, kind):
+    whole, resumed = (
+        load_file(runs / name / "model.safetensors") for name in (kind, f"{kind}-resumed")
+    )
+    assert all(torch.equal(whole[name], resumed[name]) for name in whole)
+    assert [r["step"] for r in curve(runs / f"{kind}-resumed")] == [1, 2, 3, 4, 5, 6]
+
+
+def test_sharded_checkpoints_lie_in_shards(runs):
+    shards = sorted(p.name for p in (runs / "fsdp/step-00000006/sharded").glob("*.distcp"))
+    assert shards == ["__0_0.distcp", "__1_0.distcp"]
+    assert not list((runs / "fsdp").glob(".*"))  # nothing half-written is left
+    state = checkpoint.read_state(runs / "fsdp/step-00000006")
+    assert state["sharded"] and state["processes"] == 2
+    assert "sharded/__0_0.distcp" in state["files"]  # so a truncated shard is noticed
+
+
+def test_a_sharded_checkpoint_is_refused_by_one_process(runs, capsys):
+    out = runs / "fsdp-alone"
+    shutil.copytree(runs / "fsdp", out)
+    assert main(train(out, runs / "one", "--parallel", "fsdp", "--resume")) == 1
+    error = capsys.readouterr().err
+    assert "is sharded (fsdp), the model is whole (one process or ddp)" in error
+
+
+def test_one_process_may_go_on_where_two_stopped(runs):
+    out = runs / "ddp-alone"
+    shutil.copytree(runs / "ddp", out)
+    shutil.rmtree(out / "step-00000006")
+    assert main(train(out, runs / "one", "--resume")) == 0
+    for a, b in zip(curve(runs / "one"), curve(out), strict=True):
+        assert b["loss"] == pytest.approx(a["loss"], abs=1e-5)
+
+
+def test_a_mistake_of_the_first_process_ends_the_command(runs, monkeypatch, capsys):
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    assert main(train(runs / "ddp", runs / "one")) == 1
+    assert "ddp holds a run: give --resume to go on" in capsys.readouterr().err
+
+
+def test_torchrun_is_the_command(runs, tmp_path):
+    """The command of the documentation, word for word."""
+    command = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "minillm"]
+    done = subprocess.run(
+        [sys.executable, *command, *train(tmp_path / "out", runs / "one"), "--parallel", "fsdp"],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("parameters") == 1  # one process speaks
+    for a, b in zip(curve(runs / "one"), curve(tmp_path / "out"), strict=True):
+        assert b["loss"] == pytest.approx(a["loss"], abs=1e-5)
+
+
+# one process: everything does the plain thing
+
+
+def test_without_torchrun_there_is_one_process(monkeypatch):
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    assert distributed.start("cpu") == torch.device("cpu")
+    assert distributed.world() == distributed.World(0, 1)
+    model = nn.Linear(2, 2)
+    assert distributed.wrap(model, "fsdp") is model
+    assert not distributed.is_sharded(model)
+    value = torch.ones(2)
+    assert distributed.sum_over_ranks(value) is value
+    with distributed.communicate(model, False):
+        pass
+    distributed.barrier()
+    distributed.stop()
+    whole = distributed.whole_tensors(model)
+    assert torch.equal(whole["weight"], model.weight) and not whole["weight"].requires_grad
+
+
+def test_gradients_are_exchanged_once():
+    calls = []
+
+    class Sharded(nn.Module):
+        def set_requires_gradient_sync(self, now):
+            calls.append(now)
+
+    for now in (False, False, True):
+        with distributed.communicate(Sharded(), now):
+            pass
+    assert calls == [False, False, True]
+
+
+def test_a_checkpoint_that_cannot_be_written_is_an_error(tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters())
+    with pytest.raises(CheckpointError, match="step-00000001"):
+        distributed.save(tmp_path / "file", 1, 2, model, optimizer, {}, {})
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+def test_torchrun_on_gpus(tmp_path, kind):
+    """The same command, one process a GPU, bfloat16 and compiled."""
+    number = str(torch.cuda.device_count())
+    command = ["-m", "torch.distributed.run", "--nproc-per-node", number, "-m", "minillm", "train"]
+    options = ["--out", str(tmp_path), *OPTIONS, "--device", "cuda", "--parallel", kind]
+    options += ["--batch-size", "16", "--precision", "bfloat16", "--compile"]
+    subprocess.run([sys.executable, *command, *options], check=True, cwd=Path(__file__).parents[1])
+    losses = [r["loss"] for r in curve(tmp_path)]
+    assert losses[-1] < losses[0]
