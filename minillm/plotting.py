@@ -6,7 +6,6 @@ Used by all notebooks. matplotlib is imported inside the functions: minillm neve
 from __future__ import annotations
 
 import html
-import math
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
@@ -56,19 +55,30 @@ def label_lines(ax: Axes, *, pad: float = 0.02) -> None:
     """Write each line's label at its right end, in its colour, instead of a legend box."""
     lines = [line for line in ax.get_lines() if not line.get_label().startswith("_")]
     lines = [line for line in lines if len(line.get_xdata())]
-    ends = sorted(lines, key=lambda line: ax.transData.transform((0, line.get_ydata()[-1]))[1])
-    inverse, last = ax.transAxes.inverted(), -math.inf
+    if not lines:
+        return
+    ax.get_xlim(), ax.get_ylim()  # settle the limits: the places below depend on them
+    inverse = ax.transAxes.inverted()
     points = ax.get_window_extent().height * 72 / ax.figure.dpi
     step = 1.15 * FONT_SIZE / points  # the height of a line of text, in shares of the axes
-    for line in ends:
-        xy = ax.transData.transform((line.get_xdata()[-1], line.get_ydata()[-1]))
-        x, y = inverse.transform(xy)
-        y = max(y, last + step)
-        last = y
+    ends = [(line.get_xdata()[-1], line.get_ydata()[-1]) for line in lines]
+    places = [inverse.transform(ax.transData.transform(end)) for end in ends]
+    order = sorted(range(len(lines)), key=lambda i: places[i][1])
+    heights = [places[i][1] for i in order]
+    for j in range(1, len(heights)):  # apart, upwards
+        heights[j] = max(heights[j], heights[j - 1] + step)
+    heights[-1] = min(heights[-1], 1.0)
+    for j in range(len(heights) - 2, -1, -1):  # and back down into the axes
+        heights[j] = min(heights[j], heights[j + 1] - step)
+    for i, y in zip(order, heights, strict=True):
         ax.annotate(
-            line.get_label(), (x + pad, y), xycoords="axes fraction", color=line.get_color(),
-            va="center", annotation_clip=False,
-        )  # fmt: skip
+            lines[i].get_label(),
+            (places[i][0] + pad, y),
+            xycoords="axes fraction",
+            color=lines[i].get_color(),
+            va="center",
+            annotation_clip=False,
+        )
 
 
 def attention_map(
