@@ -101,10 +101,7 @@ def build_mask(
         raise ValueError(f"window must be positive, got {window}")
     given = [query_positions, key_positions] + ([] if key_valid is None else [key_valid])
     batches = {x.shape[0] for x in given if x.ndim == 2}
-    fits = key_valid is None or (key_valid.ndim, key_valid.shape[-1]) == (
-        2,
-        key_positions.shape[-1],
-    )
+    fits = key_valid is None or key_valid.shape[1:] == key_positions.shape[-1:]
     if not fits or len(batches - {1}) > 1 or any(x.ndim not in (1, 2) for x in given):
         shapes = ", ".join(str(tuple(x.shape)) for x in given)
         raise ValueError(f"positions of queries, of keys, key_valid do not fit: {shapes}")
@@ -203,10 +200,10 @@ def _check(
     if not (q.ndim == k.ndim == v.ndim == 4):
         raise ValueError(f"q, k, v must be (batch, heads, positions, size), got {_shapes(q, k, v)}")
     (B, H, T, D), (_, G, S, _) = q.shape, k.shape
-    if k.shape != (B, G, S, D) or v.shape[:3] != (B, G, S) or H % G:
+    if k.shape != (B, G, S, D) or v.shape[:3] != (B, G, S) or G == 0 or H % G:
         raise ValueError(f"batch, heads, positions or sizes do not fit: {_shapes(q, k, v)}")
-    if not (q.dtype == k.dtype == v.dtype):
-        raise ValueError(f"q, k and v must have one dtype, got {q.dtype}, {k.dtype}, {v.dtype}")
+    if not (q.dtype == k.dtype == v.dtype and q.is_floating_point()):
+        raise ValueError(f"q, k, v must have one float dtype, got {q.dtype}, {k.dtype}, {v.dtype}")
     if is_causal and T > S:
         raise ValueError(f"causal: fewer keys than queries ({T} queries, {S} keys)")
     if mask is not None and mask.dtype != torch.bool:

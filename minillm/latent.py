@@ -54,7 +54,7 @@ def latent_attention_absorbed(
     Source: DeepSeek-AI 2024 (DeepSeek-V2), section 2.1.2.
     """
     B, H, T, _ = q.shape
-    S, P = k_pe.shape[2:]
+    (S, P), R = k_pe.shape[2:], latent.shape[-1]
     q_nope, q_pe = q.split([q.shape[-1] - P, P], dim=-1)
     per_head = kv_weight.unflatten(0, (H, -1))  # (H, N + V, R)
     w_k, w_v = per_head[:, : q_nope.shape[-1]], per_head[:, q_nope.shape[-1] :]
@@ -62,10 +62,9 @@ def latent_attention_absorbed(
         causal = causal_mask(T, S, device=q.device)
         mask = causal if mask is None else mask & causal
     if mask is not None:  # heads and queries become the rows of one head
-        mask = mask.expand(torch.broadcast_shapes(mask.shape, (1, H, T, S))).reshape(
-            -1, 1, H * T, S
-        )
-    q_latent = torch.einsum("bhtn,hnr->bhtr", q_nope, w_k).reshape(B, 1, H * T, -1)
+        shape = torch.broadcast_shapes(mask.shape, (1, H, T, S))
+        mask = mask.expand(shape).flatten(1, 2)[:, None]
+    q_latent = torch.einsum("bhtn,hnr->bhtr", q_nope, w_k).reshape(B, 1, H * T, R)
     bias = (q_pe * scale).reshape(B, 1, H * T, P) @ k_pe.transpose(2, 3)  # (B, 1, H * T, S)
     y = attention(q_latent, latent, latent, mask=mask, bias=bias, scale=scale)
-    return torch.einsum("bhtr,hvr->bhtv", y.view(B, H, T, -1), w_v)
+    return torch.einsum("bhtr,hvr->bhtv", y.view(B, H, T, R), w_v)

@@ -130,7 +130,7 @@ class MultiHeadAttention(nn.Module):
         k = split_heads(self.k_proj(x), self.num_kv_heads)  # (B, G, T, D)
         v = split_heads(self.v_proj(x), self.num_kv_heads)
         if self.q_norm is not None:
-            q, k = self.q_norm(q), self.k_norm(k)
+            q, k = self.q_norm(q).to(v.dtype), self.k_norm(k).to(v.dtype)  # autocast widens norms
         if rope is not None:
             q, k = rope(q), rope(k)
         if cache is not None:
@@ -224,7 +224,7 @@ class MultiHeadLatentAttention(nn.Module):
         N, P, R = self.qk_nope_head_dim, self.qk_rope_head_dim, self.kv_lora_rank
         q = split_heads(self._queries(x), self.num_heads)  # (B, H, T, N + P)
         latent, k_pe = self.kv_a_proj_with_mqa(x).unsqueeze(1).split([R, P], dim=-1)
-        latent = self.kv_a_layernorm(latent)  # (B, 1, T, R)
+        latent = self.kv_a_layernorm(latent).to(k_pe.dtype)  # (B, 1, T, R); autocast widens norms
         if rope is not None:
             q_nope, q_pe = q.split([N, P], dim=-1)
             q, k_pe = torch.cat([q_nope, rope(q_pe)], dim=-1), rope(k_pe)

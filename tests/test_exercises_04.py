@@ -63,6 +63,16 @@ def step_expanded(*parts):
     return latent_attention_naive(*parts[:4], scale=parts[4])
 
 
+def step_broadcast(q, latent, k_pe, kv_weight, scale):
+    """Folded, but matmul then copies the latent for every head to multiply batches."""
+    heads, rotated = q.shape[1], k_pe.shape[-1]
+    q_nope, q_pe = q[..., :-rotated], q[..., -rotated:]
+    per_head = kv_weight.unflatten(0, (heads, -1))
+    w_k, w_v = per_head[:, : q_nope.shape[-1]], per_head[:, q_nope.shape[-1] :]
+    scores = (q_nope @ w_k) @ latent.mT + q_pe @ k_pe.mT
+    return ((scores * scale).softmax(-1) @ latent) @ w_v.mT
+
+
 RIGHT = {
     "04.1": key_head_of,
     "04.2": cache_bytes,
@@ -92,6 +102,7 @@ WRONG = [
         "the latent and the rotated key",
     ),
     ("04.2", lambda c, size=2: cache_bytes(c), "1 bytes a value"),
+    ("04.2", lambda c, size=2: str(cache_bytes(c, size)), "you say '131072', it is 131072"),
     ("04.2", lambda c, size=4: cache_bytes(c, size), "2 where it is not given"),
     (
         "04.3",
@@ -115,6 +126,7 @@ WRONG = [
     ("04.4", compress_apart, "one decomposition of all rows"),
     ("04.4", lambda k, v, h, r: compress(k, v, h, r)[::-1], "the shapes are"),
     ("04.5", step_expanded, "keys or values of single heads"),
+    ("04.5", step_broadcast, "a product that broadcasts copies the cache for each of 8 heads"),
     ("04.5", lambda *p: step(*p[:4], 1.0), "lack their factor"),
     ("04.5", lambda q, c, k, w, s: step(q, c, k * 0, w, s), "rotated part of the query is missing"),
     ("04.5", lambda *p: step(*p)[:, :, 0], "the shape is (1, 2, 4), not (1, 2, 1, 4)"),

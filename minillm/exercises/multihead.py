@@ -13,7 +13,11 @@ from minillm.exercises import exercise
 from minillm.latent import latent_attention_naive
 
 
-@exercise("04.1", "return the number of the key head that query head h reads, H heads sharing G")
+@exercise(
+    "04.1",
+    "Write key_head_of(h, num_heads, num_kv_heads): the number of the key head that query head h "
+    "reads.",
+)
 def key_head_of(answer: Callable[[int, int, int], int]) -> str | None:
     for heads, groups in ((8, 8), (8, 1), (8, 2), (12, 4), (28, 4), (71, 1)):
         for h in range(heads):
@@ -39,7 +43,11 @@ _MLA = dict(
 )  # fmt: skip
 
 
-@exercise("04.2", "return the bytes of cache that one position costs over all layers of a model")
+@exercise(
+    "04.2",
+    "Write cache_bytes_per_token(config, bytes_per_value): the bytes of cache that one position "
+    "costs over all layers.",
+)
 def cache_bytes_per_token(answer: Callable[..., int]) -> str | None:
     values = {
         "gqa": 2048,
@@ -61,14 +69,18 @@ def cache_bytes_per_token(answer: Callable[..., int]) -> str | None:
             right = values[name] * config["num_hidden_layers"] * size
             got = answer(dict(config), size)
             if got != right:
-                said = f"for {config} and {size} bytes a value you say {got:,}, it is {right:,}"
+                said = f"for {config} and {size} bytes a value you say {got!r}, it is {right}"
                 return f"{said}: {hints[name]}"
     if answer(dict(_GQA)) != 2 * values["gqa"] * 32:
         return "bytes_per_value must be 2 where it is not given"
     return None
 
 
-@exercise("04.3", "return the mean of each group's heads, (H * D, C) -> (G * D, C)")
+@exercise(
+    "04.3",
+    "Write pool_heads(weight, num_heads, num_kv_heads): the mean of each group's heads, (H * D, C) "
+    "-> (G * D, C).",
+)
 def pool_heads(answer: Callable[[Tensor, int, int], Tensor]) -> str | None:
     for seed, (heads, groups, size, width) in enumerate(
         ((8, 2, 4, 24), (6, 3, 5, 7), (4, 1, 2, 8))
@@ -101,7 +113,11 @@ def _by_head(k_weight: Tensor, v_weight: Tensor, heads: int) -> Tensor:
     return torch.cat(list(per_head), dim=1).flatten(0, 1)
 
 
-@exercise("04.4", "return down (R, C) and kv_weight (2 H D, R) that lose least of keys and values")
+@exercise(
+    "04.4",
+    "Write compress(k_weight, v_weight, num_heads, rank): down (R, C) and kv_weight (2 * H * D, R) "
+    "that lose least of keys and values.",
+)
 def compress(answer: Callable[..., tuple[Tensor, Tensor]]) -> str | None:
     generator = torch.Generator().manual_seed(4)
     heads, size, width = 4, 3, 20
@@ -151,7 +167,11 @@ class _Spy(TorchDispatchMode):
         return made
 
 
-@exercise("04.5", "return the attention of one query over a latent cache, without expanding it")
+@exercise(
+    "04.5",
+    "Write absorbed_step(q, latent, k_pe, kv_weight, scale): attention of one query over a latent "
+    "cache, without expanding it.",
+)
 def absorbed_step(answer: Callable[..., Tensor]) -> str | None:
     for B, H, S, R, N, P, V in ((1, 2, 7, 6, 4, 2, 4), (2, 8, 101, 12, 6, 4, 5)):
         generator = torch.Generator().manual_seed(S)
@@ -174,8 +194,11 @@ def absorbed_step(answer: Callable[..., Tensor]) -> str | None:
             return f"{case} you are off by {(got - right).abs().max():.3f}"
         allowed = B * max(R + P, H)  # the latent with its rotated key, or the scores
         if spy.most > allowed and S > 100:
+            said = f"right, but a tensor with {spy.most // B} numbers for each of {S} keys was made"
+            if spy.most in (B * H * R, B * H * P):
+                return f"{said}: a product that broadcasts copies the cache for each of {H} heads"
             return (
-                f"right, but a tensor with {spy.most // B} numbers for each of {S} keys was made: "
-                f"keys or values of single heads; fold the query first ({max(R + P, H)} are enough)"
+                f"{said}: keys or values of single heads; fold the query first "
+                f"({max(R + P, H)} are enough)"
             )
     return None
