@@ -118,10 +118,15 @@ def min_p(logits: Tensor, p: float) -> Tensor:
 
 
 def _counts(logits: Tensor, previous_ids: Tensor) -> Tensor:
-    """How often each token occurs in `previous_ids` (B, T); negative ids count nothing."""
+    """How often each token occurs in `previous_ids` (B, T); negative ids count nothing.
+
+    Raises: ValueError if the shapes do not fit, or for an id outside the vocabulary.
+    """
     if previous_ids.ndim != 2 or previous_ids.shape[0] != logits.shape[0]:
         have, want = tuple(previous_ids.shape), tuple(logits.shape)
         raise ValueError(f"previous_ids {have} must be (B, T) for logits {want}")
+    if previous_ids.numel() and (largest := int(previous_ids.amax())) >= logits.shape[-1]:
+        raise ValueError(f"previous_ids hold {largest}, the vocabulary {logits.shape[-1]} tokens")
     real = previous_ids >= 0
     counts = torch.zeros_like(logits, dtype=torch.float32)
     return counts.scatter_add_(-1, previous_ids.clamp(min=0), real.float())
@@ -142,12 +147,12 @@ def repetition_penalty(logits: Tensor, previous_ids: Tensor, penalty: float) -> 
 
 def presence_penalty(logits: Tensor, previous_ids: Tensor, penalty: float) -> Tensor:
     """Subtract `penalty` once from each token that occurred. Shapes as `repetition_penalty`."""
-    return logits - penalty * (_counts(logits, previous_ids) > 0)
+    return logits - penalty * (_counts(logits, previous_ids) > 0).to(logits.dtype)
 
 
 def frequency_penalty(logits: Tensor, previous_ids: Tensor, penalty: float) -> Tensor:
     """Subtract `penalty` per occurrence of each token. Shapes as `repetition_penalty`."""
-    return logits - penalty * _counts(logits, previous_ids)
+    return logits - penalty * _counts(logits, previous_ids).to(logits.dtype)
 
 
 def draw(probabilities: Tensor, uniform: Tensor) -> Tensor:
@@ -155,12 +160,17 @@ def draw(probabilities: Tensor, uniform: Tensor) -> Tensor:
 
     Shape: probabilities (B, V), uniform (B,) in [0, 1) -> ids (B,).
     """
-    cumulative = probabilities.double().cumsum(-1)
-    target = uniform.double().to(probabilities.device)[:, None] * cumulative[:, -1:]
-    ids = torch.searchsorted(cumulative, target, right=True)[:, 0]
+    cumulative = _double(probabilities).cumsum(-1)
+    target = uniform.to(cumulative.device, torch.float64)[:, None] * cumulative[:, -1:]
+    ids = torch.searchsorted(cumulative, target, right=True)[:, 0].to(probabilities.device)
     # Rounding must not carry us beyond the last possible token.
     last = (probabilities > 0).long().cumsum(-1).argmax(-1)
     return torch.minimum(ids, last)
+
+
+def _double(x: Tensor) -> Tensor:
+    """In float64, which Apple's GPUs do not have: from there, on the CPU."""
+    return (x.cpu() if x.device.type == "mps" else x).double()
 
 
 def draw_exponential(probabilities: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
@@ -183,7 +193,8 @@ class Sampler:
     with a sequence, row b's seed is `seed[b]`; with None, torch's default generator is used. Called
     with logits (B, V) and optionally previous_ids (B, T), it returns ids (B,).
 
-    Raises: ValueError for parameters out of range, logits with NaN or +inf, a row of -inf only.
+    Raises: ValueError for parameters out of range, an empty batch, and NaN, +inf or a row of -inf
+        only, be it in the logits or after penalties and temperature (which may overflow).
     """
 
     temperature: float = 1.0
@@ -212,10 +223,9 @@ class Sampler:
 
     def process(self, logits: Tensor, previous_ids: Tensor | None = None) -> Tensor:
         """Filtered logits in float32, -inf where a token is out. Shape: (B, V) -> (B, V)."""
-        if logits.ndim != 2:
-            raise ValueError(f"logits must be (B, V), got {tuple(logits.shape)}")
+        if logits.ndim != 2 or not logits.numel():
+            raise ValueError(f"logits must be (B, V), not empty, got {tuple(logits.shape)}")
         x = logits.float()
-        _finite_maximum(x)
         if previous_ids is not None:
             if self.repetition_penalty != 1:
                 x = repetition_penalty(x, previous_ids, self.repetition_penalty)
@@ -223,9 +233,10 @@ class Sampler:
                 x = presence_penalty(x, previous_ids, self.presence_penalty)
             if self.frequency_penalty:
                 x = frequency_penalty(x, previous_ids, self.frequency_penalty)
-        if self.temperature == 0:
-            return top_k(x, 1)
-        return self._cut(temperature(x, self.temperature))
+        if self.temperature != 0:
+            x = temperature(x, self.temperature)
+        _finite_maximum(x)  # here it sees what was wrong from the start and what has overflowed
+        return top_k(x, 1) if self.temperature == 0 else self._cut(x)
 
     def _cut(self, x: Tensor) -> Tensor:
         """Top-k, top-p and min-p; after top-k the others need to look at its k survivors only."""
@@ -277,22 +288,22 @@ def speculative_step(
 
     Shape: draft_probs (B, K, V), target_probs (B, K + 1, V), draft_ids (B, K)
         -> num_accepted (B,) in 0..K, next_ids (B,).
-    Raises: ValueError if the shapes do not fit.
+    Raises: ValueError if the shapes do not fit, or if nothing was drafted (K = 0).
     Source: Leviathan et al. 2023, algorithm 1; Chen et al. 2023.
     """
     B, K, V = draft_probs.shape
-    if target_probs.shape != (B, K + 1, V) or draft_ids.shape != (B, K):
+    if K == 0 or target_probs.shape != (B, K + 1, V) or draft_ids.shape != (B, K):
         shapes = [tuple(x.shape) for x in (draft_probs, target_probs, draft_ids)]
         raise ValueError(f"draft_probs, target_probs, draft_ids do not fit: {shapes}")
-    device = target_probs.device
-    p = target_probs[:, :K].gather(-1, draft_ids[..., None])[..., 0].double()  # (B, K)
-    q = draft_probs.gather(-1, draft_ids[..., None])[..., 0].double()
-    chance = torch.rand(B, K, generator=generator, dtype=torch.float64).to(device)
+    draft, target = _double(draft_probs), _double(target_probs)
+    ids = draft_ids.to(target.device)[..., None]
+    p, q = target[:, :K].gather(-1, ids)[..., 0], draft.gather(-1, ids)[..., 0]  # (B, K)
+    chance = torch.rand(B, K, generator=generator, dtype=torch.float64).to(p.device)
     accepted = (chance * q < p).long().cumprod(-1).sum(-1)  # (B,)
-    rows = torch.arange(B, device=device)
-    rest = target_probs[rows, accepted].double()
-    refused = draft_probs[rows, accepted.clamp(max=K - 1)].double()
+    rows = torch.arange(B, device=p.device)
+    rest, refused = target[rows, accepted], draft[rows, accepted.clamp(max=K - 1)]
     residual = (rest - refused).clamp(min=0)
     use = (accepted < K)[:, None] & (residual.sum(-1, keepdim=True) > 0)
     uniform = torch.rand(B, generator=generator, dtype=torch.float64)
-    return accepted, draw(torch.where(use, residual, rest), uniform)
+    next_ids = draw(torch.where(use, residual, rest), uniform)
+    return accepted.to(draft_ids.device), next_ids.to(draft_ids.device)

@@ -36,7 +36,24 @@ def _next_log_probs(step: Step, prompt: Tensor, paths: list[list[int]]) -> Tenso
     """Log-probabilities (N, V) in float64 of what follows the prompt (T,) and each path."""
     tails = torch.tensor(paths, dtype=torch.long, device=prompt.device).view(len(paths), -1)
     ids = torch.cat([prompt.expand(len(paths), -1), tails], dim=1)
-    return step(ids).double().log_softmax(-1)
+    logits = step(ids)
+    if logits.device.type == "mps":  # Apple's GPUs have no float64
+        logits = logits.cpu()
+    return logits.double().log_softmax(-1)
+
+
+def _longer(
+    step: Step, prompt: Tensor, live: list[tuple[list[int], float]], count: int, banned: set[int]
+) -> list[tuple[list[int], float]]:
+    """The `count` best paths that are one token longer than those in `live`, best first."""
+    log_probs = _next_log_probs(step, prompt, [path for path, _ in live])
+    if banned:
+        log_probs[:, sorted(banned)] = -math.inf
+    scores = torch.tensor([s for _, s in live], dtype=log_probs.dtype, device=log_probs.device)
+    total = log_probs + scores[:, None]
+    best, index = total.flatten().topk(min(count, total.numel()))
+    V, pairs = total.shape[1], zip(best.tolist(), index.tolist(), strict=True)
+    return [([*live[i // V][0], i % V], value) for value, i in pairs if value > -math.inf]
 
 
 def beam_search(
@@ -50,11 +67,11 @@ def beam_search(
     min_new_tokens: int = 0,
     num_return: int = 1,
 ) -> list[Hypothesis]:
-    """The best sequences that a beam of `num_beams` unfinished ones finds, best first.
+    """The best sequences that a beam of `num_beams` finds, best first; a beam of one is greedy.
 
     `step` maps ids (N, T) to the logits (N, V) of the next token. A sequence ends with a token of
-    `eos_token_id` (never before `min_new_tokens`) or at `max_new_tokens`; they are ranked by
-    log_prob / length**length_penalty.
+    `eos_token_id`, if that is among the `num_beams` best candidates, or at `max_new_tokens`; it has
+    at least `min_new_tokens`, the end included. Ranked by log_prob / length**length_penalty.
 
     Raises: ValueError for sizes below 1, num_return > num_beams or a negative length_penalty.
     """
@@ -66,29 +83,23 @@ def beam_search(
     if length_penalty < 0:
         raise ValueError(f"length_penalty must be >= 0, got {length_penalty}")
     ends, live, done = _end_tokens(eos_token_id), [([], 0.0)], []
+    count = num_beams * (1 + len(ends))  # so many hold num_beams unfinished ones, if there are
     for length in range(1, max_new_tokens + 1):
-        log_probs = _next_log_probs(step, prompt, [path for path, _ in live])
-        if length < min_new_tokens and ends:
-            log_probs[:, list(ends)] = -math.inf
-        scores = torch.tensor([s for _, s in live], dtype=log_probs.dtype)
-        total = log_probs + scores.to(log_probs.device)[:, None]
-        width = min(num_beams * (1 + len(ends)), total.numel())
-        best, index = total.flatten().topk(width)
-        grown = []
-        for value, i in zip(best.tolist(), index.tolist(), strict=True):
-            path = [*live[i // total.shape[1]][0], i % total.shape[1]]
-            if value == -math.inf:
-                continue
-            if path[-1] in ends or length == max_new_tokens:
-                done.append(Hypothesis(path, value, value / length**length_penalty))
-            elif len(grown) < num_beams:
+        grown, ended = [], []
+        paths = _longer(step, prompt, live, count, ends if length < min_new_tokens else set())
+        for rank, (path, value) in enumerate(paths):
+            if path[-1] not in ends and length < max_new_tokens:
                 grown.append((path, value))
-        done = sorted(done, key=lambda h: -h.score)[:num_return]
+            elif rank < num_beams:
+                ended.append(Hypothesis(path, value, value / length**length_penalty))
+        live = grown[:num_beams]
+        done = sorted(done + ended, key=lambda h: -h.score)[:num_return]
         # No continuation can beat this: log-probabilities only fall, lengths end at the limit.
-        bound = max((s for _, s in grown), default=-math.inf) / max_new_tokens**length_penalty
-        if not grown or (len(done) == num_return and done[-1].score >= bound):
+        bound = max((s for _, s in live), default=-math.inf) / max_new_tokens**length_penalty
+        if len(ended) == num_beams or not live:
             break
-        live = grown
+        if len(done) == num_return and done[-1].score >= bound:
+            break
     return done
 
 

@@ -90,6 +90,23 @@ def test_negative_ids_are_no_tokens():
         torch.testing.assert_close(function(x, padded, 1.5), function(x, ids, 1.5))
 
 
+def test_filters_keep_the_dtype():
+    ids = previous(0)
+    for dtype in (torch.bfloat16, torch.float64):
+        x = random_logits(0, holes=False).to(dtype)
+        for name in ("repetition_penalty", "presence_penalty", "frequency_penalty"):
+            assert getattr(sampling, name)(x, ids, 1.5).dtype == dtype
+        for name, value in (("temperature", 0.5), ("top_k", 3), ("top_p", 0.5), ("min_p", 0.5)):
+            assert getattr(sampling, name)(x, value).dtype == dtype
+    empty = ids[:, :0]
+    assert torch.equal(sampling.frequency_penalty(x, empty, 1.5), x)
+
+
+def test_one_token_is_always_drawn():
+    sampler = Sampler(temperature=2.0, top_k=5, top_p=1e-9, min_p=1.0, seed=0)
+    assert sampler(torch.tensor([[-7.0], [3e38]])).tolist() == [0, 0]
+
+
 def test_top_k_keeps_exactly_k_with_ties():
     x = torch.tensor([[1.0, 1.0, 1.0, 1.0], [0.0, 2.0, 2.0, 1.0]])
     assert sampling.top_k(x, 2).isfinite().sum(-1).tolist() == [2, 2]
@@ -131,6 +148,11 @@ def test_top_p_that_with_all_logits_equal():
         (lambda x: GREEDY(torch.where(x == x[1, 1], math.nan, x)), "NaN"),
         (lambda x: Sampler()(torch.full_like(x, -math.inf)), "-inf"),
         (lambda x: Sampler()(torch.full_like(x, math.inf)), r"\+inf"),
+        (lambda x: Sampler(temperature=1e-39)(x), r"\+inf"),
+        (lambda x: Sampler(presence_penalty=math.nan)(x, previous(0)), "NaN"),
+        (lambda x: Sampler(repetition_penalty=0.1)(x * 1e38, previous(0)), r"\+inf"),
+        (lambda x: Sampler()(x[:0]), r"not empty, got \(0, 211\)"),
+        (lambda x: sampling.presence_penalty(x, previous(0) + V, 1), "the vocabulary 211 tokens"),
     ],
 )
 def test_errors_say_what_was_given(call, message):
@@ -259,6 +281,34 @@ def test_beam_search_keeps_the_minimum_length():
     assert beam_search(step, torch.tensor([0]), **options)[0].ids == [2]
     longer = beam_search(step, torch.tensor([0]), min_new_tokens=3, **options)[0].ids
     assert len(longer) == 3 and longer[-1] == 2 and 2 not in longer[:-1]
+    never = beam_search(step, torch.tensor([0]), **options | {"min_new_tokens": 6})[0].ids
+    assert len(never) == 5 and 2 not in never[:-1]
+
+
+@pytest.mark.parametrize("length_penalty", [0.0, 1.0, 2.0])
+@pytest.mark.parametrize("eos", [2, {1, 2}])
+def test_a_beam_of_one_is_greedy(eos, length_penalty):
+    ends, lengths = {eos} if isinstance(eos, int) else eos, set()
+    for seed in range(20):
+        table, step = bigram(seed)
+        greedy = [0]
+        while len(greedy) < 6 and not set(greedy[1:]) & ends:
+            greedy.append(int(table[greedy[-1]].argmax()))
+        options = {"num_beams": 1, "max_new_tokens": 5, "length_penalty": length_penalty}
+        found = beam_search(step, torch.tensor([0]), eos_token_id=eos, **options)
+        assert [h.ids for h in found] == [greedy[1:]]
+        lengths.add(len(greedy))
+    assert len(lengths) > 2
+
+
+def test_length_penalty_prefers_longer_sequences():
+    table = torch.tensor([[0.1, 0.49, 0.41], [0.1, 0.1, 0.8], [1.0, 0.0, 0.0]]).log()
+    for penalty, expected in ((0.0, [2]), (1.0, [1, 2])):  # .41 against .49 x .8 = .392
+        found = beam_search(
+            lambda ids: table[ids[:, -1]], torch.tensor([0]), num_beams=3, max_new_tokens=2,
+            length_penalty=penalty, eos_token_id=2,
+        )  # fmt: skip
+        assert found[0].ids == expected
 
 
 @pytest.mark.parametrize(
@@ -315,3 +365,5 @@ def test_speculative_step_accepts_everything_from_the_target_itself(generator):
 def test_speculative_step_refuses_wrong_shapes():
     with pytest.raises(ValueError, match="do not fit"):
         speculative_step(torch.ones(1, 2, 3), torch.ones(1, 2, 3), torch.zeros(1, 2).long())
+    with pytest.raises(ValueError, match="do not fit"):  # nothing was drafted
+        speculative_step(torch.ones(1, 0, 3), torch.ones(1, 1, 3), torch.zeros(1, 0).long())
