@@ -47,9 +47,44 @@ def cross_entropy(
         low, high = (int(x) for x in targets[counted].aminmax())
         if low < 0 or high >= logits.shape[-1]:
             raise ValueError(f"targets {low}..{high} outside the vocabulary of {logits.shape[-1]}")
-    logits = logits if logits.dtype == torch.float64 else logits.float()
-    total = F.cross_entropy(logits, targets, ignore_index=ignore_index, reduction="sum")
+    if logits.dtype in (torch.float16, torch.bfloat16):
+        total = _HalfPrecisionLoss.apply(logits, targets, ignore_index)
+    else:
+        total = F.cross_entropy(logits, targets, ignore_index=ignore_index, reduction="sum")
     return total if reduction == "sum" else total / counted.sum().clamp(min=1)
+
+
+class _HalfPrecisionLoss(torch.autograd.Function):
+    """The summed loss of 16-bit logits (N, V) in float32, some rows at a time.
+
+    The gradient is made in one go, prediction minus truth; no float32 copy of all logits exists.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, targets: Tensor, ignore_index: int) -> Tensor:
+        counted = targets != ignore_index
+        targets = targets.where(counted, 0)
+        normaliser = torch.cat([logits[rows].float().logsumexp(-1) for rows in _slices(logits)])
+        picked = logits.gather(1, targets[:, None])[:, 0].float()
+        ctx.save_for_backward(logits, targets, counted, normaliser)
+        return torch.where(counted, normaliser - picked, 0.0).sum()
+
+    @staticmethod
+    def backward(ctx: Any, d_loss: Tensor) -> tuple[Tensor, None, None]:
+        logits, targets, counted, normaliser = ctx.saved_tensors
+        scale = torch.where(counted, d_loss, 0.0)[:, None]
+        gradient = torch.empty_like(logits)
+        for rows in _slices(logits):
+            p = (logits[rows].float() - normaliser[rows, None]).exp_().mul_(scale[rows])
+            gradient[rows] = p.scatter_add_(1, targets[rows, None], -scale[rows])
+        return gradient, None, None
+
+
+def _slices(logits: Tensor) -> list[slice]:
+    """Rows that fit into a processor's cache together, or, on a GPU, keep it busy."""
+    numbers = 2**18 if logits.device.type == "cpu" else 2**26
+    size = max(1, numbers // logits.shape[-1])
+    return [slice(start, start + size) for start in range(0, max(1, len(logits)), size)]
 
 
 class AdamW:
