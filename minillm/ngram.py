@@ -19,7 +19,6 @@ __all__ = [
     "UNKNOWN",
     "NGramModel",
     "Table",
-    "as_tokens",
     "bits_per_byte",
     "continuation_counts",
     "count_ngrams",
@@ -36,6 +35,8 @@ END = "</s>"
 UNKNOWN = "<unk>"
 
 Table = dict[tuple[str, ...], dict[str, float]]  # context -> token -> count (or share)
+
+_Discount = float | Sequence[float] | None
 
 _PIECE = re.compile(
     r" ?(?:[^\W\d_\u2e80-\u9fff]+(?:['’][^\W\d_]+)?|\d+|[^\w\s])|[ ]{2,}|.", re.DOTALL
@@ -54,7 +55,7 @@ def count_ngrams(sentences: Iterable[str | Sequence[str]], n: int) -> list[Table
     """
     tables: list[Table] = [{} for _ in range(n)]
     for sentence in sentences:
-        tokens = [BEGIN, *as_tokens(sentence), END]
+        tokens = [BEGIN, *_as_tokens(sentence), END]
         for i in range(1, len(tokens)):
             context = tuple(tokens[max(0, i - n + 1) : i])
             row = tables[len(context)].setdefault(context, {})
@@ -67,7 +68,7 @@ def count_ngrams(sentences: Iterable[str | Sequence[str]], n: int) -> list[Table
     return tables
 
 
-def as_tokens(sentence: str | Sequence[str]) -> Sequence[str]:
+def _as_tokens(sentence: str | Sequence[str]) -> Sequence[str]:
     return word_pieces(sentence) if isinstance(sentence, str) else sentence
 
 
@@ -122,12 +123,7 @@ class _Fitted:
     """The settings of an n-gram model, and what it keeps of the sentences that it was fitted on."""
 
     def __init__(
-        self,
-        n: int,
-        *,
-        smoothing: str = "mle",
-        k: float = 1.0,
-        discount: float | Sequence[float] | None = None,
+        self, n: int, *, smoothing: str = "mle", k: float = 1.0, discount: _Discount = None
     ) -> None:
         each = [discount] * n if isinstance(discount, int | float) else discount
         if n < 1 or smoothing not in ("mle", "add_k", "kneser_ney") or k <= 0:
@@ -180,7 +176,7 @@ class _Probabilities(_Fitted):
 
     def log_prob(self, sentence: str | Sequence[str]) -> float:
         """Natural log-probability of a sentence, its end included; -inf where a factor is 0."""
-        tokens, total = [BEGIN, *as_tokens(sentence), END], 0.0
+        tokens, total = [BEGIN, *_as_tokens(sentence), END], 0.0
         for i in range(1, len(tokens)):
             p = self.prob(tokens[i], tokens[max(0, i - self.n + 1) : i])
             if p <= 0:
@@ -204,7 +200,9 @@ class NGramModel(_Probabilities):
 
     def cross_entropy(self, sentences: Iterable[str | Sequence[str]]) -> float:
         """Average nats per token, ends included."""
-        tokens = [as_tokens(sentence) for sentence in sentences]
+        tokens = [_as_tokens(sentence) for sentence in sentences]
+        if not tokens:
+            raise ValueError("no sentences, so no average")
         return -sum(map(self.log_prob, tokens)) / sum(len(sentence) + 1 for sentence in tokens)
 
     def sample(self, rng: random.Random) -> list[str]:

@@ -252,6 +252,11 @@ def test_unfitted_model():
         NGramModel(2).prob("a", ["b"])
 
 
+def test_cross_entropy_of_nothing():
+    with pytest.raises(ValueError, match="no sentences"):
+        NGramModel(2).fit(SEQUENCES).cross_entropy([])
+
+
 def brute_force(text, probs):
     if not text:
         return [[]]
