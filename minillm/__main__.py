@@ -27,7 +27,7 @@ def main(argv: list[str] | None = None) -> int:
 
     try:
         arguments.command(arguments)
-    except (ValueError, FileNotFoundError, CheckpointError, FloatingPointError) as error:
+    except (ValueError, OSError, CheckpointError, FloatingPointError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
@@ -96,7 +96,9 @@ def _train_options(one: argparse.ArgumentParser) -> None:
     run.add_argument("--steps", type=int, default=500)
     run.add_argument("--batch-size", type=int, default=16, help="rows of the context's length")
     run.add_argument("--accumulation", type=int, default=1, help="batches a step")
-    run.add_argument("--layout", choices=["padded", "packed", "windows"], help="rows of a batch")
+    run.add_argument(
+        "--layout", choices=["padded", "packed", "windows"], help="rows (default: what fits)"
+    )
     run.add_argument("--lr", type=float, default=2e-3)
     run.add_argument("--min-lr", type=float, help="default: lr / 20")
     run.add_argument("--warmup", type=int, default=100, help="steps")

@@ -99,7 +99,8 @@ def _source(a: argparse.Namespace, tokenizer: Any) -> Any:
         WindowBatches,
     )
 
-    layout, end = a.layout or ("windows" if _is_file(a) else "padded"), tokenizer.eos_token_id
+    usual = "windows" if _is_file(a) else "packed" if a.compile else "padded"  # packed: one shape
+    layout, end = a.layout or usual, tokenizer.eos_token_id
     if _is_file(a):
         data = TokenDataset(a.out / "tokens.npy", end_id=end)
         if layout == "windows":

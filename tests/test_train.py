@@ -1,5 +1,6 @@
 """Training: torch and closed forms as oracles; accumulation, resuming and checkpoints are exact."""
 
+import errno
 import functools
 import json
 import math
@@ -110,6 +111,20 @@ def test_cross_entropy_is_torchs_in_value_and_gradient(dtype, reduction, generat
     torch.testing.assert_close(ours.double(), theirs, rtol=1e-6, atol=1e-6)
     rounding = {torch.float64: 1e-14, torch.float32: 1e-6, torch.bfloat16: 4e-3}[dtype]
     torch.testing.assert_close(gradient.double(), expected, rtol=rounding, atol=rounding)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_long_half_precision_logits_are_taken_in_slices(dtype, generator):
+    logits = (3 * torch.randn(30_000, V, generator=generator)).to(dtype).requires_grad_()
+    targets = torch.randint(V, (30_000,), generator=generator)
+    targets[::7] = -100
+    (2 * cross_entropy(logits, targets)).backward()
+    wide = logits.detach().float().requires_grad_()
+    (2 * F.cross_entropy(wide, targets)).backward()
+    expected = cross_entropy(wide, targets)
+    torch.testing.assert_close(cross_entropy(logits, targets), expected, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(logits.grad.float(), wide.grad, rtol=1e-2, atol=1e-7)
+    assert (logits.grad[::7] == 0).all()
 
 
 def test_cross_entropy_honours_ignore_index_and_an_empty_batch():
@@ -845,6 +860,34 @@ def test_a_full_disk_loses_nothing_that_was_whole(tmp_path, small_disk):
     assert again.resume() and again.step == 10
     again.train()
     assert same(again, trainer) and newest_checkpoint(tmp_path).name == "step-00000020"
+
+
+def test_metrics_that_cannot_be_written_do_not_stop_the_run(tmp_path, small_disk):
+    trainer = make(tmp_path, steps=20, log_every=1, checkpoint_every=0)
+    small_disk(1500)
+    with (
+        pytest.warns(UserWarning, match="metrics not written"),
+        pytest.raises(CheckpointError, match="step-00000020"),
+    ):
+        trainer.train()
+    assert trainer.step == 20 and len(trainer.history) == 20
+
+
+def test_a_file_system_that_turns_read_only_loses_nothing(tmp_path, monkeypatch):
+    path = damaged(tmp_path)
+    trainer = make(tmp_path, keep=3)
+    assert trainer.resume() and trainer.step == 10
+
+    def refuse(*_):
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(checkpoint.os, "rename", refuse)
+    with (
+        pytest.warns(UserWarning, match="Read-only file system; training goes on"),
+        pytest.raises(CheckpointError, match="step-00000016"),
+    ):
+        trainer.train(until=16)
+    assert newest_checkpoint(tmp_path) == path
 
 
 def test_a_folder_that_cannot_be_written_is_an_error_that_names_it(tmp_path):
