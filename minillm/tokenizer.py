@@ -63,25 +63,21 @@ class Encoder(Vocabulary):
         self._pre = PreTokenizer(pattern)
         spellings = sorted(map(re.escape, self.special_tokens), key=len, reverse=True)
         self._special = re.compile("(" + "|".join(spellings) + ")") if spellings else None
-        self._words = Memory(self._encode_word)
-        self._chunks = Memory(lambda chunk: self._encode_chunk(" " + chunk))
+        self._memory = Memory(self._encode_word)
 
     def _encode_word(self, word: str) -> list[int]:
         data = word.encode()
         parts = [data] if data in self.ranks else merge_word(data, self.ranks)
         return [self.ranks[part] for part in parts]
 
-    def _encode_chunk(self, chunk: str) -> list[int]:
-        return list(chain.from_iterable(map(self._words.__getitem__, self._pre.words(chunk))))
-
     def encode_ordinary(self, text: str) -> list[int]:
         """Ids of `text`, in which the spelling of a special token is text like any other."""
         text = well_formed(text)
         if self.normalizer:
             text = unicodedata.normalize(self.normalizer, text)
-        head, *tail = self._pre.chunks(text)
-        ids = self._encode_chunk(head)
-        ids.extend(chain.from_iterable(map(self._chunks.__getitem__, tail)))
+        ids: list[int] = []
+        for block in self._pre.blocks([text], size=1 << 16):
+            ids += chain.from_iterable(map(self._memory.__getitem__, self._pre.words(block)))
         return ids
 
     def encode(self, text: str, *, allowed_special: Allowed = ()) -> list[int]:
