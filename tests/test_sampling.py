@@ -302,6 +302,15 @@ def test_a_beam_of_one_is_greedy(eos, length_penalty):
     assert len(lengths) > 2
 
 
+def test_an_end_leaves_the_beam_as_wide_as_it_was():
+    table = torch.tensor([[0.25, 0.25, 0.25, 0.25], [0.01, 0.97, 0.01, 0.01], [0.3, 0.2, 0.5, 0]])
+    found = beam_search(
+        lambda ids: table[ids[:, -1]].log(), torch.tensor([2]), num_beams=2, max_new_tokens=2,
+        length_penalty=0.0, eos_token_id={2, 3}, num_return=2,
+    )  # fmt: skip
+    assert [h.ids for h in found] == [[2], [1, 1]]  # [1] was third best, behind [2], which ended
+
+
 def test_length_penalty_prefers_longer_sequences():
     table = torch.tensor([[0.1, 0.49, 0.41], [0.1, 0.1, 0.8], [1.0, 0.0, 0.0]]).log()
     for penalty, expected in ((0.0, [2]), (1.0, [1, 2])):  # .41 against .49 x .8 = .392
