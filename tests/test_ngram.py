@@ -94,6 +94,17 @@ def test_kneser_ney_by_hand():
     assert math.isclose(model.log_prob(list("AB")), sum(map(math.log, factors)))
 
 
+def test_kneser_ney_keeps_the_counts_of_what_opens_a_sentence():
+    """Nothing comes before <s>: in a trigram model <s> A has its count of 3, not of companies."""
+    model = NGramModel(3, smoothing="kneser_ney", discount=0.5)
+    model.fit([list("AB"), list("AB"), list("AC")])
+    assert math.isclose(model.prob("A"), 0.5 / 5 + 2 / 5 * 1 / 5)  # 0.18, as in the bigram model
+    assert math.isclose(model.prob("A", [BEGIN]), 2.5 / 3 + 0.5 / 3 * 0.18)
+    after_a = 0.5 / 2 + 1 / 2 * 0.18  # B and C, each after one different pair: 1 - 1/2 of 2
+    assert math.isclose(model.prob("B", ["A"]), after_a)
+    assert math.isclose(model.prob("B", [BEGIN, "A"]), 1.5 / 3 + 1 / 3 * after_a)
+
+
 def test_continuation_counts_by_hand():
     tables = continuation_counts(
         count_ngrams(

@@ -98,6 +98,13 @@ def test_frequencies_equal_transformers(name, head_dim, trained, base):
     assert factor == pytest.approx(expected_factor, rel=1e-12)
 
 
+def test_yarn_with_a_small_base_blends_up_to_the_last_pair_as_transformers_does():
+    scaling = {"rope_type": "yarn", "factor": 8.0, "beta_fast": 1000}
+    expected, _ = theirs(scaling, 64, 100.0, 131072)
+    actual, _ = rope_frequencies(64, base=100.0, scaling=scaling, max_position_embeddings=131072)
+    torch.testing.assert_close(actual, expected, rtol=5e-7, atol=0)
+
+
 @pytest.mark.parametrize("length", [1, 511, 512, 513, 2000, 100_000])
 def test_dynamic_frequencies_equal_transformers_at_every_length(length):
     scaling = {"rope_type": "dynamic", "factor": 3.0}

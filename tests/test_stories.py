@@ -259,6 +259,7 @@ def test_best_six_gram_stays_far_above_the_floor(lang):
     [
         ("rule story\n- Mia ran.\n- Mia ran. She fell.", "may begin alike"),
         ("rule story\n- (a|ab)c", "may begin alike"),
+        ("pool p: a\nx\ny\nrule story\n- {q:p}({q}a|{q}ab)", "may begin alike"),
         ("pool p: a\nrose\nrosehip\nrule story\n- A {x:p}.", "may print 'rose' and 'rosehip'"),
         ("pool p: a | n\nx | 1\ny | 1\nrule story\n- {x:p.n}.", "may print '1' and '1'"),
         ("pool p: a\nx\nrule story\n- {x}{x:p}", "{x} is not drawn yet"),
@@ -292,6 +293,23 @@ def test_draws_without_replacement_and_local_slots():
     assert all(math.isclose(math.exp(language.score(text)), p) for text, p in table.items())
     counts = Counter(language.corpus(9000, seed=1))
     assert all(abs(counts[t] / 9000 - p) < 5 * math.sqrt(p / 9000) for t, p in table.items())
+
+
+def test_sums_of_cards_from_one_pool():
+    """Two cards are never the same one: one and one is not among the sums, nor in the mean size."""
+    few = "pool few: a | n\none | 1\ntwo | 2\nthree | 3\n"
+    numbers = "pool numbers: a | n\ntwo | 2\nthree | 3\nfour | 4\nfive | 5\nsix | 6\n"
+    language = StoryLanguage(grammar=few + numbers + "rule story\n- {a:few}, {b:few}: {a+b}")
+    every = [(text, math.exp(p)) for text, _, p in language.grammar.root.every({})]
+    assert len(every) == 6 and "one, three: four" in dict(every)
+    size = sum(p * len(text) for text, p in every)
+    assert math.isclose(language.grammar.root.size(), size, rel_tol=1e-12)
+
+
+def test_the_same_mention_may_open_two_alternatives():
+    language = StoryLanguage(grammar="pool p: a\nx\ny\nrule story\n- {q:p}({q}a|{q}b)")
+    assert {text for text, _, _ in language.grammar.root.every({})} == {"xxa", "xxb", "yya", "yyb"}
+    assert all(math.isclose(language.score(t), math.log(1 / 4)) for t in ("xxa", "yyb"))
 
 
 def test_weights():
