@@ -129,16 +129,15 @@ def html_tokens(tokens: Sequence[str | bytes], *, ids: Sequence[int] | None = No
     """Tokens as HTML boxes in alternating colours; bytes that are no character appear as hex."""
     boxes = []
     for i, token in enumerate(tokens):
-        text = token
+        text = visible(token) if isinstance(token, str) else token.hex(" ").upper()
         if isinstance(token, bytes):
-            text = token.hex(" ").upper()
             with suppress(UnicodeDecodeError):
-                text = token.decode("utf-8")
+                text = visible(token.decode("utf-8"))
         title = f' title="id {ids[i]}"' if ids is not None else ""
         color = TOKEN_COLORS[i % len(TOKEN_COLORS)]
         boxes.append(
             f'<span{title} style="background:{color};color:#222;padding:1px 2px;margin:1px;'
-            f'border-radius:3px;white-space:pre">{html.escape(visible(text))}</span>'
+            f'border-radius:3px;white-space:pre">{html.escape(text)}</span>'
         )
     return f'<div style="font-family:monospace;line-height:2">{"".join(boxes)}</div>'
 

@@ -43,5 +43,5 @@ def test_attention_map_shows_the_weights():
 
 def test_tokens_are_escaped_visible_and_numbered():
     html = html_tokens(["<b>", b" x", b"\xe4\xb8"], ids=[7, 8, 9])
-    assert "&lt;b&gt;" in html and "␣x" in html and 'title="id 9"' in html
+    assert "&lt;b&gt;" in html and "␣x" in html and "E4 B8" in html and 'title="id 9"' in html
     assert visible("a\tb\n") == "a⇥b⏎"
