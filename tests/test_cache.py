@@ -287,6 +287,15 @@ def test_an_interrupted_pass_is_noticed_and_undone():
     assert cache.key_positions(1).tolist() == [0, 1, 2, 3]
 
 
+def test_a_refused_crop_changes_no_layer():
+    cache = new("dynamic")
+    feed(cache, tokens(3))
+    cache[0].update(*tokens(2)[0])  # layer 1 was never reached
+    with pytest.raises(ValueError, match="cannot crop 3 positions to 4"):
+        cache.crop(4)
+    assert [layer.length for layer in cache.layers] == [5, 3]
+
+
 def test_bad_arguments():
     sizes = {"num_layers": 1, "batch_size": 1, "num_kv_heads": 1, "key_dim": 4, "value_dim": 4}
     with pytest.raises(ValueError, match="'ring'; there are dynamic, static, sliding"):
