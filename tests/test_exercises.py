@@ -1,5 +1,6 @@
 """The checker of exercises itself, and that each exercise has its stub and its solution."""
 
+import importlib
 import json
 from pathlib import Path
 
@@ -8,6 +9,10 @@ import pytest
 from minillm import exercises
 from minillm.exercises import Result, check, exercise, grade
 
+# Each test_exercises_NN.py holds, for its notebook, right answers and wrong ones.
+ANSWERS = [importlib.import_module(f"test_exercises_{notebook}") for notebook in exercises.MODULES]
+RIGHT = {name: answer for module in ANSWERS for name, answer in module.RIGHT.items()}
+WRONG = [case for module in ANSWERS for case in module.WRONG]
 NOTEBOOKS = Path(__file__).resolve().parents[1] / "notebooks"
 
 
@@ -90,3 +95,32 @@ def test_stub_and_solution_of_every_exercise(notebook):
     for name in names:
         assert f"{name} unsolved: {exercises.task(name)}" in asked
         assert f"{name} correct: " in solved
+
+
+def test_every_exercise_has_a_right_and_two_wrong_answers():
+    everything = [name for notebook in exercises.MODULES for name in exercises.names(notebook)]
+    assert everything == sorted(RIGHT)
+    for name in everything:
+        assert sum(case[0] == name for case in WRONG) >= 2
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_right_answers_are_accepted(name):
+    result = grade(name, RIGHT[name])
+    assert result.status == "correct", result.message
+
+
+@pytest.mark.parametrize("case", range(len(WRONG)), ids=lambda i: f"{WRONG[i][0]}-{i}")
+def test_wrong_answers_are_explained(case):
+    name, answer, message = WRONG[case]
+    result = grade(name, answer)
+    assert result.status == "wrong" and message in result.message, result.message
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_stubs_are_unsolved(name):
+    def stub(*_, **__):
+        raise NotImplementedError
+
+    for unsolved_answer in (stub, lambda *_, **__: None, lambda *_, **__: ..., None, ...):
+        assert grade(name, unsolved_answer).status == "unsolved"

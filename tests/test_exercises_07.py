@@ -1,9 +1,8 @@
 """Planted wrong answers of notebook 07, each with the sentence that it earns; and right ones."""
 
-import pytest
 import torch
 
-from minillm.exercises import grade, names
+from minillm.exercises import grade
 
 
 def cache_bytes(layers, kv_heads, key_dim, value_dim, length, *, window=None, bytes_per_number=2):
@@ -148,24 +147,7 @@ WRONG = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("case", range(len(WRONG)))
-def test_wrong_answers_are_explained(case):
-    name, answer, message = WRONG[case]
-    result = grade(name, answer)
-    assert result.status == "wrong" and message in result.message, result.message
-
-
 RIGHT = {"07.1": cache_bytes, "07.2": ring, "07.3": finish, "07.4": Sinks}
-
-
-@pytest.mark.parametrize("name", RIGHT)
-def test_right_answers_pass(name):
-    assert grade(name, RIGHT[name]).status == "correct"
-
-
-def test_every_exercise_has_a_stub_and_wrong_answers():
-    assert names("07") == sorted(RIGHT) == sorted({name for name, *_ in WRONG})
-    assert all(grade(name, lambda *_, **__: ...).status == "unsolved" for name in RIGHT)
 
 
 def test_a_class_with_stubs_is_unsolved():

@@ -2,10 +2,6 @@
 
 import math
 
-import pytest
-
-from minillm.exercises import grade
-
 
 def keep(probs, p, crossing=True):
     order = sorted(range(len(probs)), key=lambda i: -probs[i])
@@ -20,6 +16,30 @@ def keep(probs, p, crossing=True):
     return kept
 
 
+def sharpen(probs, t):
+    return [p ** (1 / t) / sum(q ** (1 / t) for q in probs) for p in probs]
+
+
+def residual(p, q):
+    rest = [max(a - b, 0) for a, b in zip(p, q, strict=True)]
+    return [x / sum(rest) for x in rest]
+
+
+def typical(probs, mass):
+    entropy = -sum(p * math.log(p) for p in probs)
+    far = sorted(range(len(probs)), key=lambda i: abs(-math.log(probs[i]) - entropy))
+    while sum(probs[i] for i in far[:-1]) >= mass:
+        far.pop()
+    return far
+
+
+RIGHT = {
+    "08.1": sharpen,
+    "08.2": keep,
+    "08.3": lambda pieces, stop: "".join(pieces).partition(stop)[0],
+    "08.4": residual,
+    "08.5": typical,
+}
 WRONG = [
     ("08.1", lambda probs, t: [p ** (1 / t) for p in probs], "renormalise"),
     ("08.1", lambda probs, t: [p**t / sum(q**t for q in probs) for p in probs], "wrong way round"),
@@ -43,13 +63,6 @@ WRONG = [
     ("08.5", keep, "the most probable tokens"),
     ("08.5", lambda probs, mass: [len(probs) - 1], "I expected"),
 ]
-
-
-@pytest.mark.parametrize("case", range(len(WRONG)))
-def test_wrong_answers_are_explained(case):
-    name, answer, message = WRONG[case]
-    result = grade(name, answer)
-    assert result.status == "wrong" and message in result.message, result.message
 
 
 def test_typical_agrees_with_transformers():

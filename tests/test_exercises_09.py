@@ -2,11 +2,9 @@
 
 import math
 
-import pytest
 import torch
 import torch.nn.functional as F
 
-from minillm.exercises import grade, names
 from minillm.train import get_batch
 
 
@@ -204,7 +202,7 @@ class Unshifted(EpochBatches):
         return x, x
 
 
-SOLUTIONS = {
+RIGHT = {
     "09.1": targets,
     "09.2": score_gradients,
     "09.3": accumulate,
@@ -212,61 +210,30 @@ SOLUTIONS = {
 }
 
 
-def test_every_exercise_has_a_solution_here():
-    assert names("09") == sorted(SOLUTIONS)
-
-
-@pytest.mark.parametrize("name", SOLUTIONS)
-def test_the_solution_is_accepted(name):
-    assert grade(name, SOLUTIONS[name]).status == "correct", grade(name, SOLUTIONS[name]).message
-
-
-@pytest.mark.parametrize(
-    ("name", "answer", "message"),
-    [
-        ("09.1", in_place, "changes the rows"),
-        ("09.1", twice, "4 inputs and 4 targets"),
-        ("09.1", unmasked, "learns to predict padding"),
-        ("09.1", copies, "learn to copy"),
-        ("09.1", masked_inputs, "not a token"),
-        ("09.1", fixed_pad, "id of the padding"),
-        ("09.2", lost_transpose, "transpose"),
-        ("09.2", unscaled, "divided by sqrt(D)"),
-        ("09.2", scaled_by_size, "not by D"),
-        ("09.2", swapped, "dq is wrong"),
-        ("09.3", mean_of_means, "average the batches' means"),
-        ("09.3", undivided, "forgot to divide"),
-        ("09.3", all_positions, "label -100 do not count"),
-        ("09.3", one_large_batch, "was called 1 times"),
-        ("09.3", keeps_old, "adds to the old gradients"),
-        ("09.3", wrong_loss, "you return"),
-        ("09.4", SameOrder, "same order"),
-        ("09.4", InOrder, "shuffle them"),
-        ("09.4", Random, "each should come once"),
-        ("09.4", Forgetful, "goes on with other windows"),
-        ("09.4", TensorState, "not plain data"),
-        ("09.4", OnlyEpoch, "goes on with other windows"),
-        ("09.4", Unseeded, "generator of your own"),
-        ("09.4", NoSeed, "another seed gives the same order"),
-        ("09.4", Unshifted, "not the tokens that follow"),
-    ],
-)
-def test_wrong_answers_are_explained(name, answer, message):
-    result = grade(name, answer)
-    assert result.status == "wrong"
-    assert message in result.message
-
-
-def stub(*_):
-    raise NotImplementedError
-
-
-class Stub:
-    def __init__(self, *_):
-        raise NotImplementedError
-
-
-@pytest.mark.parametrize("name", SOLUTIONS)
-def test_stubs_are_unsolved(name):
-    assert grade(name, Stub if name == "09.4" else stub).status == "unsolved"
-    assert grade(name, lambda *_: None).status == "unsolved"
+WRONG = [
+    ("09.1", in_place, "changes the rows"),
+    ("09.1", twice, "4 inputs and 4 targets"),
+    ("09.1", unmasked, "learns to predict padding"),
+    ("09.1", copies, "learn to copy"),
+    ("09.1", masked_inputs, "not a token"),
+    ("09.1", fixed_pad, "id of the padding"),
+    ("09.2", lost_transpose, "transpose"),
+    ("09.2", unscaled, "divided by sqrt(D)"),
+    ("09.2", scaled_by_size, "not by D"),
+    ("09.2", swapped, "dq is wrong"),
+    ("09.3", mean_of_means, "average the batches' means"),
+    ("09.3", undivided, "forgot to divide"),
+    ("09.3", all_positions, "label -100 do not count"),
+    ("09.3", one_large_batch, "was called 1 times"),
+    ("09.3", keeps_old, "adds to the old gradients"),
+    ("09.3", wrong_loss, "you return"),
+    ("09.4", SameOrder, "same order"),
+    ("09.4", InOrder, "shuffle them"),
+    ("09.4", Random, "each should come once"),
+    ("09.4", Forgetful, "goes on with other windows"),
+    ("09.4", TensorState, "not plain data"),
+    ("09.4", OnlyEpoch, "goes on with other windows"),
+    ("09.4", Unseeded, "generator of your own"),
+    ("09.4", NoSeed, "another seed gives the same order"),
+    ("09.4", Unshifted, "not the tokens that follow"),
+]
