@@ -55,7 +55,7 @@ def save_checkpoint(
     """Write `folder/step-00000123`: a safetensors file an entry of `tensors`, and `state` as JSON.
 
     The folder appears under its name only when every byte is on the disk; only then are older ones
-    beyond `keep` removed. `extra` may write more files into the folder first.
+    beyond `keep` removed, and what a killed process left half-written. `extra` may write more files into the folder first.
 
     Raises: CheckpointError if anything could not be written; what was whole before is still there.
     """
@@ -82,8 +82,9 @@ def save_checkpoint(
     except (OSError, SafetensorError) as error:
         shutil.rmtree(temporary, ignore_errors=True)
         raise CheckpointError(f"could not write {final}: {error}") from error
-    for old in checkpoints(folder)[:-keep]:
-        shutil.rmtree(old, ignore_errors=True)
+    older = [path for path in checkpoints(folder) if path < final]
+    for path in [*older[: max(0, len(older) + 1 - keep)], *final.parent.glob(".step-*")]:
+        shutil.rmtree(path, ignore_errors=True)
     return final
 
 
@@ -193,12 +194,13 @@ def optimizer_tensors(model: nn.Module, optimizer: Any) -> dict[str, Tensor]:
 def load_optimizer_tensors(model: nn.Module, optimizer: Any, saved: dict[str, Tensor]) -> None:
     """Give each parameter its saved state. Raises: CheckpointError for an unknown parameter."""
     parameters = dict(model.named_parameters())
+    fused = any(group.get("fused") for group in optimizer.param_groups)  # counts on the device
     for full, value in saved.items():
         name, _, key = full.rpartition("/")
         if name not in parameters:
             raise CheckpointError(f"optimizer state of {name!r}, which the model does not have")
         p = parameters[name]
-        device = p.device if value.dim() else value.device
+        device = p.device if value.dim() or fused else value.device
         optimizer.state.setdefault(p, {})[key] = value.to(device).clone()
 
 

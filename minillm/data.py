@@ -54,7 +54,7 @@ class TokenDataset:
     def __init__(self, path: str | Path, *, end_id: int | None = None) -> None:
         self.path, self.end_id = Path(path), end_id
         try:
-            self.tokens = np.load(self.path, mmap_mode="r", allow_pickle=False)
+            self.tokens = np.lib.format.open_memmap(self.path, mode="r")
         except (ValueError, EOFError, OSError) as error:
             if isinstance(error, FileNotFoundError):
                 raise

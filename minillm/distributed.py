@@ -175,7 +175,9 @@ def load(
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Read a checkpoint into model and optimizer; returns the random state and the run's state.
 
-    Raises: CheckpointError if it is damaged, of another model, or of another number of processes.
+    Whole models may go on with another number of processes.
+
+    Raises: CheckpointError if it is damaged, of another model, or sharded where the model is not.
     """
     here = world()
     tensors, state = checkpoint.load_checkpoint(path)

@@ -142,7 +142,7 @@ class DocumentBatches:
                 )
         shuffle = random.Random(f"{self.settings['seed']}/{self._number}").shuffle
         if self.settings["layout"] == "padded":
-            rows.sort(key=len)
+            rows.sort(key=len, reverse=self._number % 2 == 1)  # in turn: the carry must not stay
             self._pool = _batches_of_like_length(rows, size * length)
         else:
             rows = _pack(rows, length + 1)
@@ -184,7 +184,8 @@ def _batches_of_like_length(rows: list[list[int]], budget: int) -> list[list[lis
     """Cut rows, sorted by length, into batches whose padded size stays within `budget` tokens."""
     batches: list[list[list[int]]] = [[]]
     for row in rows:
-        if batches[-1] and (len(batches[-1]) + 1) * (len(row) - 1) > budget:
+        longest = max(len(r) for r in [*batches[-1][:1], row])  # sorted upwards or downwards
+        if batches[-1] and (len(batches[-1]) + 1) * (longest - 1) > budget:
             batches.append([])
         batches[-1].append(row)
     return batches

@@ -43,7 +43,11 @@ class Meter:
     def write(self) -> None:
         """Record the mean since the last record."""
         trainer, seconds = self.trainer, time.perf_counter() - self.start
-        record = {"step": trainer.step, "tokens": trainer.tokens, "loss": self.nats / self.targets}
+        record = {
+            "step": trainer.step,
+            "tokens": trainer.tokens,
+            "loss": self.nats / max(1, self.targets),
+        }
         if self.bytes:
             record["bits_per_byte"] = self.nats / math.log(2) / self.bytes
         record["lr"] = trainer.optimizer.param_groups[0]["lr"]
@@ -70,10 +74,10 @@ def _forget_after(path: Path, step: int) -> None:
     if not path.exists():
         return
     kept = []
-    for line in path.read_text(encoding="utf-8").splitlines():
-        with suppress(ValueError, KeyError):
+    for line in path.read_bytes().split(b"\n"):  # bytes: the cut may go through a character
+        with suppress(ValueError, KeyError, TypeError):
             if json.loads(line)["step"] <= step:
-                kept.append(line + "\n")
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_text("".join(kept), encoding="utf-8")
+                kept.append(line + b"\n")
+    temporary = path.with_name(f".{path.name}")
+    temporary.write_bytes(b"".join(kept))
     os.replace(temporary, path)

@@ -207,6 +207,6 @@ def accumulate_gradients(
             with torch.autocast(device.type, torch.bfloat16, enabled=precision == "bfloat16"):
                 logits = forward(inputs)
             loss = cross_entropy(logits, targets, reduction="sum")
-            (loss * (world_size / count)).backward()
+            (loss * (world_size / max(1, count))).backward()
         losses.append(loss.detach())
     return torch.stack(losses).sum()

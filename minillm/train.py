@@ -175,7 +175,8 @@ class Trainer(_Stepper):
         with torch.no_grad():
             if self.validate is not None:
                 value = self.validate(self.model)
-                found |= value if isinstance(value, dict) else {"validation": float(value)}
+                value = value if isinstance(value, dict) else {"validation": value}
+                found |= {name: float(number) for name, number in value.items()}
             if self.sample is not None:
                 found["sample"] = self.sample(self.model)
         self.model.train()
@@ -204,7 +205,7 @@ class Trainer(_Stepper):
             if path is None:
                 return False
         state = checkpoint.read_state(path)
-        check_settings(state["config"], self.config.numbers())
+        check_settings(state.get("config", {}), self.config.numbers())
         self.rng, state = distributed.load(path, self.model, self.optimizer)
         self.source.load_state_dict(state["source"])
         self.step, self.tokens = state["step"], state["tokens"]

@@ -24,7 +24,12 @@ from hypothesis import strategies as st
 from torch import nn
 
 from minillm import checkpoint
-from minillm.checkpoint import CheckpointError, load_checkpoint, newest_checkpoint
+from minillm.checkpoint import (
+    CheckpointError,
+    load_checkpoint,
+    load_optimizer_tensors,
+    newest_checkpoint,
+)
 from minillm.data import check_settings
 from minillm.documents import pad_rows
 from minillm.optim import accumulate_gradients, decay_groups
@@ -132,6 +137,14 @@ def test_cross_entropy_honours_ignore_index_and_an_empty_batch():
     assert float(cross_entropy(logits, targets, ignore_index=2)) == pytest.approx(math.log(V))
     nothing = cross_entropy(logits, torch.full((3,), -100))
     assert float(nothing) == 0
+
+
+def test_a_step_without_targets_leaves_the_weights_and_goes_on():
+    x, y = torch.ones(2, 3, dtype=torch.long), torch.full((2, 3), -100)
+    trainer = make(source=Listed([(x, y), (x, y)]), steps=2, log_every=1, weight_decay=0.0)
+    before = weights(trainer)
+    assert [record["loss"] for record in trainer.train()] == [0, 0]
+    assert all(torch.equal(a, b) for a, b in zip(before, weights(trainer), strict=True))
 
 
 def test_cross_entropy_refuses_what_does_not_fit():
@@ -314,6 +327,10 @@ def test_broken_token_files_are_refused(tmp_path):
     path.write_bytes(b"hello")
     with pytest.raises(ValueError, match="not a whole token file"):
         TokenDataset(path)
+    with open(path, "wb") as file:
+        np.savez(file, np.arange(5, dtype=np.uint16))
+    with pytest.raises(ValueError, match="not a whole token file"):
+        TokenDataset(path)
     np.save(path, np.zeros((2, 2)))
     with pytest.raises(ValueError, match=r"float64 \(2, 2\)"):
         TokenDataset(path)
@@ -384,6 +401,20 @@ def test_document_batches_resume_anywhere(layout, taken):
     for _ in range(12):
         for a, b in zip(next(first), next(second), strict=True):
             assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("layout", ["padded", "packed"])
+def test_no_document_waits_for_ever(layout):
+    """Carried rows are dealt soon, the longest ones too."""
+    source = DocumentBatches(Documents(), 4, 48, end_id=END, layout=layout, pool=2)
+    given = set()
+    for _ in range(100):
+        for row in next(source)[1].tolist():
+            text = "|".join(map(str, (t for t in row if t != -100)))
+            given |= {d.strip("|") for d in text.split(f"|{END}")}
+    reference = Documents()
+    first = {"|".join(map(str, next(reference))) for _ in range(source.documents.index - 60)}
+    assert len(first) > 400 and first <= given
 
 
 def test_document_batches_refuse_what_does_not_fit():
@@ -714,41 +745,65 @@ def test_metrics_of_repeated_steps_are_written_once(tmp_path):
     assert steps == list(range(1, 25))
 
 
+def test_records_cut_within_a_character_or_with_odd_line_ends_are_no_obstacle(tmp_path):
+    make(tmp_path, log_every=1).train(until=12)
+    path = tmp_path / "metrics.jsonl"
+    lines = path.read_bytes().split(b"\n")[:-1]
+    lines[3] = lines[3][:-1] + ', "sample": "a\u2028b"}'.encode()
+    cut = '{"step": 12, "sample": "从前'.encode()[:-1]
+    path.write_bytes(b"\n".join([*lines, b"3", cut]))
+    resumed = make(tmp_path, log_every=1)
+    assert resumed.resume()
+    resumed.train()
+    kept = path.read_text(encoding="utf-8").split("\n")[:-1]
+    assert [json.loads(line)["step"] for line in kept] == list(range(1, 25))
+    assert json.loads(kept[3])["sample"] == "a\u2028b"
+
+
 KILLED = """
-    import os, sys
+    import os, random, signal, sys, time
     sys.path.insert(0, sys.argv[1])
-    import random, signal, time
     import torch
-    from test_train import make, same
+    from test_train import make
     from minillm import checkpoint
 
     folder, rng = sys.argv[2], random.Random(4)
     torch.set_num_threads(1)
-    kills = reached = 0
-    while kills < 12 or reached < 120:
+
+    def run(name, most=120):
+        # a process that takes `most` steps and then waits; the pipe gets a byte for each
+        pipe, end = os.pipe()
         child = os.fork()
-        if child == 0:
-            trainer = make(folder, steps=120, checkpoint_every=2, log_every=1, fused=False)
-            trainer.resume()
-            if kills < 12:
-                trainer.train()
-            else:
-                whole = make(steps=120, fused=False)
-                whole.train()
-                trainer.train()
-                os._exit(0 if same(whole, trainer) else 3)
-            os._exit(0)
-        if kills < 12:
-            time.sleep(rng.uniform(0.02, 0.15))
-            os.kill(child, signal.SIGKILL)
-            _, status = os.waitpid(child, 0)
-            kills += os.WIFSIGNALED(status)
-            steps = [int(p.name[5:]) for p in checkpoint.checkpoints(folder)]
-            print(kills, max(steps, default=0), flush=True)
-        else:
-            _, status = os.waitpid(child, 0)
-            assert os.waitstatus_to_exitcode(status) == 0, status
-            reached = 120
+        if child:
+            os.close(end)
+            return child, pipe
+        trainer = make(f"{folder}/{name}", 120, checkpoint_every=2, log_every=1, fused=False)
+        trainer.resume()
+        trainer.on_log = lambda record: os.write(end, b"!")
+        trainer.train(until=trainer.step + most)
+        if trainer.step < 120:
+            signal.pause()
+        os._exit(0)
+
+    start = time.perf_counter()
+    os.waitpid(run("whole")[0], 0)
+    step = (time.perf_counter() - start) / 120
+    for _ in range(12):
+        child, pipe = run("killed", most=9)
+        for _ in range(rng.randint(1, 5)):
+            os.read(pipe, 1)
+        time.sleep(rng.uniform(0, 3 * step))
+        os.kill(child, signal.SIGKILL)
+        _, status = os.waitpid(child, 0)
+        assert os.WIFSIGNALED(status)
+        names = [path.name for path in checkpoint.checkpoints(f"{folder}/killed")]
+        print(int(names[-1][5:]) if names else 0)
+    os.waitpid(run("killed")[0], 0)
+    ends = [f"{folder}/{name}/step-00000120" for name in ("whole", "killed")]
+    whole, killed = (checkpoint.load_checkpoint(end)[0] for end in ends)
+    for kind in ("model", "optimizer", "rng"):
+        assert whole[kind].keys() == killed[kind].keys()
+        assert all(torch.equal(whole[kind][n], killed[kind][n]) for n in whole[kind]), kind
     print("same")
 """
 
@@ -763,10 +818,11 @@ def test_twelve_kills_change_nothing(tmp_path):
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
     assert done.returncode == 0, done.stderr
-    lines = done.stdout.split("\n")
-    reached = [int(line.split()[1]) for line in lines[:12]]
-    assert lines[12] == "same"
+    *reached, last = done.stdout.split()
+    reached = [int(step) for step in reached]
+    assert last == "same" and len(reached) == 12
     assert reached == sorted(reached) and 0 < reached[-1] < 120  # killed while it was working
+    assert not list(tmp_path.glob("killed/.step-*"))  # nothing half-written is left behind
 
 
 def damaged(folder):
@@ -811,6 +867,32 @@ def test_the_newest_whole_checkpoint_is_found(tmp_path):
         assert newest_checkpoint(tmp_path) == tmp_path / "step-00000005"
     assert newest_checkpoint(tmp_path / "nowhere") is None
     assert not make(tmp_path / "nowhere").resume()
+
+
+def test_the_checkpoint_just_written_stays_and_what_a_kill_left_goes(tmp_path):
+    """Going on from an older checkpoint, with newer ones in the folder."""
+    make(tmp_path, keep=9, checkpoint_every=5).train()
+    (tmp_path / ".step-00000007.1").mkdir()
+    for step in (20, 24):
+        (tmp_path / f"step-{step:08d}" / "model.safetensors").write_bytes(b"")
+    back = make(tmp_path, keep=2, checkpoint_every=5)
+    with pytest.warns(UserWarning, match="passed over"):
+        assert back.resume() and back.step == 15
+    back.train(until=17)
+    names = sorted(path.name for path in tmp_path.iterdir() if path.is_dir())
+    assert names == [f"step-{step:08d}" for step in (15, 17, 20, 24)]
+
+
+def test_the_fused_optimizer_counts_on_the_device():
+    """torch's fused kernel reads the number of steps there; a plain one counts on the CPU."""
+    for fused, device in ((True, "meta"), (False, "cpu")):
+        model = nn.Linear(2, 2, device="meta")
+        optimizer = torch.optim.AdamW(model.parameters())
+        optimizer.param_groups[0]["fused"] = fused
+        saved = {"weight/step": torch.tensor(3.0), "weight/exp_avg": torch.zeros(2, 2)}
+        load_optimizer_tensors(model, optimizer, saved)
+        state = optimizer.state[model.weight]
+        assert state["step"].device.type == device and state["exp_avg"].device.type == "meta"
 
 
 def test_foreign_checkpoints_are_refused(tmp_path):
