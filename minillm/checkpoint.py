@@ -55,7 +55,8 @@ def save_checkpoint(
     """Write `folder/step-00000123`: a safetensors file an entry of `tensors`, and `state` as JSON.
 
     The folder appears under its name only when every byte is on the disk; only then are older ones
-    beyond `keep` removed, and what a killed process left half-written. `extra` may write more files into the folder first.
+    beyond `keep` removed, and what a killed process left half-written. `extra` may write more files
+    into the folder first.
 
     Raises: CheckpointError if anything could not be written; what was whole before is still there.
     """

@@ -41,7 +41,7 @@ def cross_entropy(
     """
     if logits.shape[:-1] != targets.shape:
         raise ValueError(f"logits {tuple(logits.shape)} do not fit targets {tuple(targets.shape)}")
-    logits, targets = logits.reshape(-1, logits.shape[-1]), targets.reshape(-1)
+    logits, targets = logits.reshape(-1, logits.shape[-1]), targets.reshape(-1).long()
     counted = targets != ignore_index
     if targets.device.type == "cpu" and counted.any():
         low, high = (int(x) for x in targets[counted].aminmax())

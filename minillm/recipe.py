@@ -48,8 +48,11 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         self.learning_rate(0)
-        if min(self.steps, self.accumulation, self.log_every, self.keep) < 1:
-            raise ValueError(f"steps, accumulation, log_every and keep must be positive: {self}")
+        counts = (self.steps, self.accumulation, self.log_every, self.keep)
+        if any(n < 1 or n % 1 for n in counts):
+            raise ValueError(f"steps, accumulation, log_every and keep are counts from 1: {self}")
+        if not self.max_norm > 0:
+            raise ValueError(f"max_norm must be positive, not {self.max_norm}")
         if self.precision not in ("float32", "bfloat16") or self.parallel not in ("ddp", "fsdp"):
             raise ValueError(f"precision {self.precision!r}, parallel {self.parallel!r}")
 

@@ -142,7 +142,7 @@ def test_eval_prints_what_it_measured(trained, capsys):
         (["train", "--out", "NEW", "--corpus", "nowhere.txt"], "nowhere.txt"),
         (["train", "--out", "NEW", "--context-length", 20], "does not fit rows of 20"),
         (["train", "--out", "NEW", "--family", "mamba"], "mamba"),
-        (["train", "--out", "NEW", "--steps", 0], "must be positive"),
+        (["train", "--out", "NEW", "--steps", 0], "counts from 1"),
         (["generate", "NEW"], "there is no folder"),
         (["eval", "NEW"], "there is no folder"),
     ],

@@ -137,6 +137,7 @@ def test_cross_entropy_honours_ignore_index_and_an_empty_batch():
     assert float(cross_entropy(logits, targets, ignore_index=2)) == pytest.approx(math.log(V))
     nothing = cross_entropy(logits, torch.full((3,), -100))
     assert float(nothing) == 0
+    assert cross_entropy(logits, targets.int()) == cross_entropy(logits, targets)
 
 
 def test_a_step_without_targets_leaves_the_weights_and_goes_on():
@@ -672,17 +673,19 @@ def test_the_progress_bar_shows_loss_speed_and_time_left(capsys):
 
 
 @pytest.mark.parametrize(
-    "settings",
+    ("settings", "message"),
     [
-        {"steps": 0},
-        {"steps": 5, "accumulation": 0},
-        {"steps": 5, "precision": "float16"},
-        {"steps": 5, "parallel": "pipes"},
-        {"steps": 5, "max_lr": 1e-5},
+        ({"steps": 0}, "counts from 1"),
+        ({"steps": 2.5}, "counts from 1"),
+        ({"steps": 5, "accumulation": 0}, "counts from 1"),
+        ({"steps": 5, "max_norm": 0.0}, "max_norm must be positive, not 0.0"),
+        ({"steps": 5, "precision": "float16"}, "precision 'float16'"),
+        ({"steps": 5, "parallel": "pipes"}, "parallel 'pipes'"),
+        ({"steps": 5, "max_lr": 1e-5}, r"rates 0\.0001\.\.1e-05"),
     ],
 )
-def test_config_refuses_values_out_of_range(settings):
-    with pytest.raises(ValueError):
+def test_config_refuses_values_out_of_range(settings, message):
+    with pytest.raises(ValueError, match=message):
         TrainConfig(**settings)
 
 
