@@ -46,9 +46,10 @@ def _draws(
         forward = step if end - done == 1 else model
         real_now = None if real is None else real[:, :end]
         fed = ids[:, done:end]
-        with torch.no_grad():
+        with torch.inference_mode():
             logits = forward(fed, attention_mask=real_now, cache=cache, logits_to_keep=1)
-        drawn = torch.where(running, sampler(logits[:, -1], seen[:, :end]), stops.filler)
+            drawn = sampler(logits[:, -1], seen[:, :end])
+        drawn = torch.where(running, drawn, stops.filler)
         ids[:, end] = seen[:, end] = drawn
         done = done if cache is None else end
         yield drawn

@@ -135,16 +135,17 @@ def test_a_missing_shard_and_a_lying_index_are_named(checkpoint, tmp_path):
 @torch.no_grad()
 def test_bf16_files_stay_bf16_or_become_what_is_asked(checkpoint, tmp_path):
     _, theirs = checkpoint("llama-3")
-    low = transformers.AutoModelForCausalLM.from_config(theirs.config).to(torch.bfloat16).eval()
-    low.load_state_dict(theirs.state_dict())
-    low.save_pretrained(tmp_path)
+    tensors = {k: v.to(torch.bfloat16) for k, v in theirs.state_dict().items()}
+    theirs.save_pretrained(tmp_path, state_dict=tensors)
+    load = transformers.AutoModelForCausalLM.from_pretrained
+    low, same = load(tmp_path, dtype=torch.bfloat16), load(tmp_path, dtype=torch.float32)
     ours, _ = from_pretrained(tmp_path)
     assert {p.dtype for p in ours.parameters()} == {torch.bfloat16}
     ids, _, _ = ragged()
     torch.testing.assert_close(ours(ids), low(ids).logits, atol=6e-2, rtol=2e-2)
     high, _ = from_pretrained(tmp_path, dtype=torch.float32)
     assert {p.dtype for p in high.parameters()} == {torch.float32}
-    torch.testing.assert_close(high(ids), low.float()(ids).logits, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(high(ids), same(ids).logits, atol=1e-5, rtol=1e-5)
 
 
 def spoil(folder, change):
