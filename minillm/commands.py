@@ -76,13 +76,14 @@ def _prepare(a: argparse.Namespace) -> Any:
 
 
 def _documents(path: str) -> Iterator[str]:
-    """The documents of a text file, read line by line."""
+    """The documents of a text file, read line by line; empty ones are left out."""
     lines: list[str] = []
     with open(path, encoding="utf-8") as file:
         for line in file:
             *ended, rest = line.split(END)
             for piece in ended:
-                yield "".join([*lines, piece]).strip("\n")
+                if text := "".join([*lines, piece]).strip("\n"):
+                    yield text
                 lines = []
             lines.append(rest)
     if rest := "".join(lines).strip("\n"):

@@ -10,6 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from minillm import commands
 from minillm.__main__ import main
 from minillm.checkpoint import newest_checkpoint
 from minillm.commands import END, stories
@@ -178,3 +179,9 @@ def test_the_module_runs():
     assert done.returncode == 1 and done.stderr == "error: there is no folder nowhere\n"
     done = subprocess.run([sys.executable, "-m", "minillm"], capture_output=True, text=True)
     assert done.returncode == 2 and "usage" in done.stderr
+
+
+def test_documents_of_a_text_file_are_read_without_empty_ones(tmp_path):
+    path = tmp_path / "text.txt"
+    path.write_text("<|endoftext|>one\nmore<|endoftext|>\n\n<|endoftext|>two\n", encoding="utf-8")
+    assert list(commands._documents(str(path))) == ["one\nmore", "two"]
