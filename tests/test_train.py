@@ -1,5 +1,6 @@
 """Training: torch and closed forms as oracles; accumulation, resuming and checkpoints are exact."""
 
+import contextlib
 import errno
 import functools
 import json
@@ -913,32 +914,33 @@ def test_foreign_checkpoints_are_refused(tmp_path):
         make(tmp_path, source=WindowBatches(TOKENS, 5, 12, seed=3)).resume(path)
 
 
-@pytest.fixture
-def small_disk():
-    """No file may grow beyond 3,000 bytes, as on a disk that is nearly full."""
+@contextlib.contextmanager
+def small_disk(size):
+    """No file may grow beyond `size` bytes in here, as on a disk that is nearly full.
+
+    Only in here: pytest itself may be writing its report into a file.
+    """
     old = resource.getrlimit(resource.RLIMIT_FSIZE)
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, old[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, old)
+        signal.signal(signal.SIGXFSZ, handler)
 
-    def limit(size):
-        resource.setrlimit(resource.RLIMIT_FSIZE, (size, old[1]))
 
-    yield limit
-    resource.setrlimit(resource.RLIMIT_FSIZE, old)
-    signal.signal(signal.SIGXFSZ, handler)
-
-
-def test_a_full_disk_loses_nothing_that_was_whole(tmp_path, small_disk):
+def test_a_full_disk_loses_nothing_that_was_whole(tmp_path):
     trainer = make(tmp_path, steps=20)
     trainer.train(until=10)
     before = {p: p.read_bytes() for p in tmp_path.rglob("*.safetensors")}
-    small_disk(3000)
     with (
         pytest.warns(UserWarning, match=r"step-00000015.*training goes on"),
         pytest.raises(CheckpointError, match=r"could not write .*step-00000020"),
+        small_disk(3000),
     ):
         trainer.train()
     assert trainer.step == 20
-    small_disk(resource.RLIM_INFINITY)
     assert {p: p.read_bytes() for p in tmp_path.rglob("*.safetensors")} == before
     assert not list(tmp_path.glob(".step*"))
     again = make(tmp_path, steps=20)  # room again: the run goes on from what was whole
@@ -947,12 +949,12 @@ def test_a_full_disk_loses_nothing_that_was_whole(tmp_path, small_disk):
     assert same(again, trainer) and newest_checkpoint(tmp_path).name == "step-00000020"
 
 
-def test_metrics_that_cannot_be_written_do_not_stop_the_run(tmp_path, small_disk):
+def test_metrics_that_cannot_be_written_do_not_stop_the_run(tmp_path):
     trainer = make(tmp_path, steps=20, log_every=1, checkpoint_every=0)
-    small_disk(1500)
     with (
         pytest.warns(UserWarning, match="metrics not written"),
         pytest.raises(CheckpointError, match="step-00000020"),
+        small_disk(1500),
     ):
         trainer.train()
     assert trainer.step == 20 and len(trainer.history) == 20
