@@ -99,7 +99,7 @@ def execute(
             ]
             print(f"[{done}/{total}] {lines[0][:80] if lines else ''}", flush=True)
 
-        client.on_cell_start = announce
+        client.on_cell_execute = announce
     client.execute()
     clean(notebook)
     temporary = target.with_suffix(".tmp")
