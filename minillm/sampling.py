@@ -192,7 +192,7 @@ class Sampler:
     `temperature=0` is greedy. With `seed` an int, row b has its own stream seeded with `seed + b`;
     with a sequence, row b's seed is `seed[b]`; with None, torch's default generator is used. A row
     that moves up in a shrinking batch takes over the stream of its new place. Called with logits
-    (B, V) and optionally previous_ids (B, T), all of which the penalties count, it returns ids (B,).
+    (B, V) and optionally previous_ids (B, T), all counted by the penalties, it returns ids (B,).
 
     Raises: ValueError for parameters out of range, an empty batch, and NaN, +inf or a row of -inf
         only, be it in the logits or after penalties and temperature (which may overflow).
