@@ -48,7 +48,7 @@ def _draws(
         fed = ids[:, done:end]
         with torch.inference_mode():
             logits = forward(fed, attention_mask=real_now, cache=cache, logits_to_keep=1)
-            drawn = sampler(logits[:, -1], seen[:, :end])
+            drawn = sampler(stops.hold_off(logits[:, -1], end - T), seen[:, :end])
         drawn = torch.where(running, drawn, stops.filler)
         ids[:, end] = seen[:, end] = drawn
         done = done if cache is None else end
@@ -88,6 +88,7 @@ def generate(
     input_ids: Tensor,
     *,
     max_new_tokens: int,
+    min_new_tokens: int = 0,
     sampler: Sampler = GREEDY,
     attention_mask: Tensor | None = None,
     eos_token_id: int | Sequence[int] | None = FROM_CONFIG,
@@ -100,6 +101,7 @@ def generate(
     """Continue each row of `input_ids` until it ends or has `max_new_tokens` more.
 
     Args:
+        min_new_tokens: so many tokens come before an end token may.
         attention_mask: 1 for real tokens, 0 for padding, which must stand on the left.
         stop: strings (they need `tokenizer`) or sequences of ids that end a row; they stay in it.
         cache: a kind of cache, one that already holds the beginning of the rows, or None.
@@ -109,7 +111,7 @@ def generate(
     Raises: ValueError for an empty prompt, padding on the right, stop strings without a tokenizer.
     """
     check_prompt(input_ids, attention_mask, max_new_tokens)
-    stops = Stops(eos_token_id, stop, tokenizer, model.config)
+    stops = Stops(eos_token_id, stop, tokenizer, model.config, min_new_tokens)
     if isinstance(cache, str):
         room = input_ids.shape[1] + max_new_tokens
         cache = model.make_cache(cache, batch_size=len(input_ids), max_length=room)

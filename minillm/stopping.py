@@ -5,6 +5,7 @@ Explained in notebooks/10_minillm.ipynb; used by `minillm.generation` and `minil
 
 # Built from notebooks/10_minillm.ipynb: edit there, then make build.
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -43,6 +44,7 @@ class Stops:
         stop: str | Sequence[str | Sequence[int]] | None,
         tokenizer: Any,
         config: ModelConfig,
+        min_new_tokens: int = 0,
     ) -> None:
         if eos_token_id is FROM_CONFIG:
             eos_token_id = config.eos_token_ids
@@ -55,10 +57,19 @@ class Stops:
         self.any = bool(eos or stops)
         pad = config.pad_token_id
         self.filler = pad if pad is not None else (eos[0] if eos else 0)
+        self.minimum = min_new_tokens
         if not all(stops):
             raise ValueError(f"a stop must not be empty: {stops}")
         if self.strings and tokenizer is None:
             raise ValueError(f"stop strings {self.strings} need a tokenizer")
+
+    def hold_off(self, logits: Tensor, count: int) -> Tensor:
+        """Scores (B, V) that forbid end tokens while fewer than the minimum of tokens are new."""
+        if count >= self.minimum or not self.eos:
+            return logits
+        forbidden = logits.clone()
+        forbidden[:, sorted(self.eos)] = -math.inf
+        return forbidden
 
     def ended(self, new_ids: list[int]) -> bool:
         """Whether the row ends with the last of its new tokens."""

@@ -268,3 +268,18 @@ def test_mistral_generates_past_its_window_with_any_cache(tmp_path):
     expected = theirs.generate(ids, do_sample=False, **options)
     for cache in ("sliding", "dynamic", "static"):
         assert torch.equal(generate(ours, ids, cache=cache, **options), expected)
+
+
+def test_a_minimum_length_holds_off_end_tokens_as_transformers_does(tmp_path):
+    theirs = make("llama-3", tmp_path)
+    m, _ = from_pretrained(tmp_path)
+    ids, mask, _ = ragged()
+    free = generate(m, ids, attention_mask=mask, max_new_tokens=12, eos_token_id=None)
+    ends = sorted(set(free[:, 21:25].flatten().tolist()))  # greedy would end at once
+    options = {"max_new_tokens": 12, "min_new_tokens": 6, "eos_token_id": ends}
+    found = generate(m, ids, attention_mask=mask, **options)
+    expected = theirs.generate(ids, attention_mask=mask, do_sample=False, pad_token_id=0, **options)
+    assert torch.equal(found, expected)
+    assert not torch.isin(found[:, 21:27], torch.tensor(ends)).any()
+    at_once = generate(m, ids, attention_mask=mask, max_new_tokens=12, eos_token_id=ends)
+    assert at_once.shape[1] == 22  # without a minimum all rows end with their first token
