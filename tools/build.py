@@ -177,9 +177,8 @@ def public_names(node: ast.stmt) -> list[str]:
         names = [t.id for t in node.targets if isinstance(t, ast.Name)]
     elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
         names = [node.target.id]
-    elif isinstance(
-        node, ast.ImportFrom
-    ):  # `from a import b as b` passes b on, as type checkers read it
+    elif isinstance(node, ast.ImportFrom):
+        # `from a import b as b` passes b on, as type checkers read it
         names = [a.name for a in node.names if a.asname == a.name]
     else:
         names = []
