@@ -68,9 +68,18 @@ def start(device: torch.device | str) -> torch.device:
     return device
 
 
+_LEFT: list[Any] = []  # groups that were left: see stop
+
+
 def stop() -> None:
-    """Leave the group, if there is one."""
+    """Leave the group, if there is one.
+
+    Its object is kept. Whoever frees it waits for its threads, and gloo's may just then wait for
+    the interpreter, which the one who frees it holds (pytorch issue 56297; it hung about one run
+    in fifty).
+    """
     if dist.is_available() and dist.is_initialized():
+        _LEFT.append(dist.group.WORLD)
         dist.destroy_process_group()
 
 

@@ -25,18 +25,22 @@ OPTIONS = """
 """.split()  # noqa: SIM905
 
 WORKER = """
-    import json, os, shutil, sys
+    import faulthandler, json, os, shutil, sys
+    from minillm import distributed
     from minillm.__main__ import main
 
+    faulthandler.dump_traceback_later(150, exit=True)  # whoever waits in vain says where
+    distributed.stop = lambda: None  # one group serves all commands
     codes = []
-    for port, argv in enumerate(json.loads(sys.argv[1]), int(sys.argv[2])):
-        os.environ["MASTER_PORT"] = str(port)
+    for argv in json.loads(sys.argv[1]):
         if argv[0] != "cut":
             codes.append(main(argv))
-        elif os.environ["RANK"] == "0":  # a copy of a run without its last checkpoint
+        elif distributed.world().rank == 0:  # a copy of a run without its last checkpoint
             shutil.copytree(argv[1], argv[2])
             shutil.rmtree(argv[2] + "/step-00000006")
-    print(codes)
+    print(codes, flush=True)
+    distributed.barrier()
+    os._exit(0)
 """
 
 
@@ -45,14 +49,20 @@ def two_processes(*commands):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    settings = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "OMP_NUM_THREADS": "1"}
+    settings = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     workers = [
         subprocess.Popen(
-            [sys.executable, "-c", textwrap.dedent(WORKER), json.dumps(commands), str(port)],
+            [sys.executable, "-c", textwrap.dedent(WORKER), json.dumps(commands)],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            env={**os.environ, **settings, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            env={
+                **os.environ,
+                **settings,
+                "OMP_NUM_THREADS": "1",
+                "RANK": str(rank),
+                "LOCAL_RANK": str(rank),
+            },
         )
         for rank in range(2)
     ]
@@ -141,11 +151,14 @@ def test_a_mistake_of_the_first_process_ends_the_command(runs, monkeypatch, caps
     assert "ddp holds a run: give --resume to go on" in capsys.readouterr().err
 
 
-def test_torchrun_is_the_command(runs, tmp_path):
-    """The command of the documentation, word for word."""
-    command = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "minillm"]
+def test_torchrun_goes_on_with_another_number_of_processes(runs, tmp_path):
+    """The command of the documentation; three processes take up the shards of two."""
+    out = tmp_path / "out"
+    shutil.copytree(runs / "fsdp", out)
+    shutil.rmtree(out / "step-00000006")
+    command = ["-m", "torch.distributed.run", "--nproc-per-node", "3", "-m", "minillm"]
     done = subprocess.run(
-        [sys.executable, *command, *train(tmp_path / "out", runs / "one"), "--parallel", "fsdp"],
+        [sys.executable, *command, *train(out, runs / "one"), "--parallel", "fsdp", "--resume"],
         capture_output=True,
         text=True,
         timeout=240,
@@ -153,7 +166,9 @@ def test_torchrun_is_the_command(runs, tmp_path):
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("parameters") == 1  # one process speaks
-    for a, b in zip(curve(runs / "one"), curve(tmp_path / "out"), strict=True):
+    assert "resumed at step 3" in done.stderr
+    assert len(list((out / "step-00000006/sharded").glob("*.distcp"))) == 3
+    for a, b in zip(curve(runs / "one"), curve(out), strict=True):
         assert b["loss"] == pytest.approx(a["loss"], abs=1e-5)
 
 
