@@ -19,8 +19,17 @@ from minillm.cache_paged import PagedLayer
 __all__ = ["CACHE_KINDS", "KVCache", "make_cache"]
 
 
-class KVCache:
-    """A cache layer for each layer of a model: `cache[i].update(keys, values)`."""
+def _check_whole(lengths: list[int]) -> None:
+    """Raises: ValueError if some layers have taken tokens that others have not."""
+    if min(lengths) != max(lengths):
+        raise ValueError(
+            f"the layers hold {lengths} positions: a forward pass was cut off; "
+            f"call crop({lengths[-1]}) or reset()"
+        )
+
+
+class _Stack:
+    """Layers that take each forward pass together: one length, and one answer where keys are."""
 
     def __init__(self, layers: Sequence[CacheLayer]) -> None:
         self.layers = list(layers)
@@ -60,13 +69,12 @@ class KVCache:
         Raises: ValueError if they do not fit, or if the last pass was cut off between two layers.
         """
         if not torch.compiler.is_compiling():
-            lengths = [layer.length for layer in self.layers]
-            if min(lengths) != max(lengths):
-                raise ValueError(
-                    f"the layers hold {lengths} positions: a forward pass was cut off; "
-                    f"call crop({self.length}) or reset()"
-                )
+            _check_whole([layer.length for layer in self.layers])
         return self.layers[0].key_positions(num_new)
+
+
+class KVCache(_Stack):
+    """A cache layer for each layer of a model: `cache[i].update(keys, values)`."""
 
     def crop(self, length: int) -> None:
         """Go back to the first `length` positions, as if the later ones had never been.
@@ -108,6 +116,13 @@ CACHE_KINDS: dict[str, type[CacheLayer]] = {
 }
 
 
+def _refuse_below_one(**sizes: int | None) -> None:
+    """Raises: ValueError that names a size below 1; None is no size."""
+    for name, size in sizes.items():
+        if size is not None and size < 1:
+            raise ValueError(f"{name}={size} is below 1")
+
+
 def make_cache(
     kind: str = "dynamic",
     *,
@@ -133,20 +148,15 @@ def make_cache(
     """
     if kind not in CACHE_KINDS:
         raise ValueError(f"no cache kind {kind!r}; there are {', '.join(CACHE_KINDS)}")
-    sizes = {
-        "num_layers": num_layers, "batch_size": batch_size, "num_kv_heads": num_kv_heads,
-        "key_dim": key_dim, "value_dim": value_dim, "block_size": block_size,
-        "max_length": max_length, "window": window,
-    }  # fmt: skip
-    for name, size in sizes.items():
-        if size is not None and size < 1:
-            raise ValueError(f"{name}={size} is below 1")
-    if kind == "sliding" and window is None:
-        raise ValueError("a sliding cache needs window")
+    shape = {"batch_size": batch_size, "num_kv_heads": num_kv_heads}
+    shape |= {"key_dim": key_dim, "value_dim": value_dim}
+    _refuse_below_one(num_layers=num_layers, **shape, block_size=block_size)
+    _refuse_below_one(max_length=max_length, window=window)
     options: dict[str, Any] = {"max_length": max_length, "dtype": dtype, "device": device}
     if kind == "sliding":
+        if window is None:
+            raise ValueError("a sliding cache needs window")
         options["window"] = window
     if kind == "paged":
         options["block_size"] = block_size
-    shape = (batch_size, num_kv_heads, key_dim, value_dim)
-    return KVCache([CACHE_KINDS[kind](*shape, **options) for _ in range(num_layers)])
+    return KVCache([CACHE_KINDS[kind](**shape, **options) for _ in range(num_layers)])

@@ -16,13 +16,8 @@ from minillm.cache_layers import CacheLayer
 __all__ = ["SlidingLayer", "StaticLayer"]
 
 
-class StaticLayer(CacheLayer):
-    """Buffers of `max_length` slots, always returned whole: no shape ever changes.
-
-    The position is a tensor, shared by the layers of a cache and moved on by the last, so that a
-    compiled step neither waits for its value nor is compiled anew for it; `length` is for the world
-    outside. A compiled step cannot check for overflow: ask `reach` before it.
-    """
+class _Slots(CacheLayer):
+    """Position, keys and values as tensors that never move; `length` is for the world outside."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -54,6 +49,23 @@ class StaticLayer(CacheLayer):
     @property
     def _buffers(self) -> tuple[Tensor, ...]:
         return self._store.keys, self._store.values
+
+    def reorder(self, rows: Tensor) -> None:
+        with torch.inference_mode(False):
+            self._place(self._store.position, *(b[rows] for b in self._buffers))
+        self.batch_size = len(rows)
+
+    def join(self, last: CacheLayer) -> None:
+        self._store.position, self._last = last._store.position, None if self is last else last
+
+
+class StaticLayer(_Slots):
+    """Buffers of `max_length` slots, always returned whole: no shape ever changes.
+
+    The position is a tensor, shared by the layers of a cache and moved on by the last, so that a
+    compiled step neither waits for its value nor is compiled anew for it; `length` is for the world
+    outside. A compiled step cannot check for overflow: ask `reach` before it.
+    """
 
     def query_positions(self, num_new: int) -> Tensor:
         return self._store.position + torch.arange(num_new, device=self.device)
@@ -87,17 +99,9 @@ class StaticLayer(CacheLayer):
         self._shared = twin._shared = True
         return twin
 
-    def reorder(self, rows: Tensor) -> None:
-        with torch.inference_mode(False):
-            self._place(self._store.position, *(b[rows] for b in self._buffers))
-        self.batch_size = len(rows)
 
-    def join(self, last: CacheLayer) -> None:
-        self._store.position, self._last = last._store.position, None if self is last else last
-
-
-class SlidingLayer(CacheLayer):
-    """A ring of `window` slots: position p lies in slot p % window until p + window does."""
+class _Ring(CacheLayer):
+    """Which positions a ring of `window` slots holds, and in which order it hands them out."""
 
     _first: int = 0  # the oldest position held
 
@@ -118,6 +122,21 @@ class SlidingLayer(CacheLayer):
         slots = torch.arange(min(end, self.window), device=self.device)  # the ring as it lies
         return end - 1 - (end - 1 - slots) % self.window
 
+    def check_crop(self, length: int) -> None:
+        super().check_crop(length)
+        if length < self.length and self._first > max(0, length - self.window + 1):
+            raise ValueError(
+                f"cannot crop {self.length} positions to {length}: "
+                f"the ring of {self.window} has overwritten those before {self._first}"
+            )
+
+    def reset(self) -> None:
+        self.length = self._first = 0
+
+
+class SlidingLayer(_Ring):
+    """A ring of `window` slots: position p lies in slot p % window until p + window does."""
+
     def update(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         keys, values = self.admit(keys, values)
         start, end = self.length, self.reach(keys.shape[2])
@@ -136,14 +155,3 @@ class SlidingLayer(CacheLayer):
             found = [ring[:, :, :end] for ring in self._buffers]
         self.length, self._first = end, max(self._first, end - self.window)
         return found[0], found[1]
-
-    def check_crop(self, length: int) -> None:
-        super().check_crop(length)
-        if length < self.length and self._first > max(0, length - self.window + 1):
-            raise ValueError(
-                f"cannot crop {self.length} positions to {length}: "
-                f"the ring of {self.window} has overwritten those before {self._first}"
-            )
-
-    def reset(self) -> None:
-        self.length = self._first = 0

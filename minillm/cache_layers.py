@@ -15,12 +15,18 @@ from torch import Tensor
 __all__ = ["CacheLayer", "DynamicLayer", "QuantizedLayer", "quantize_int8"]
 
 
-class CacheLayer:
-    """One layer's keys and values, without gradients; subclasses say where they lie."""
+def _refuse_misfit(
+    name: str, x: Tensor, shape: tuple[Any, ...], dtype: torch.dtype, device: torch.device
+) -> None:
+    """Raises: ValueError, with both sides, if `x` has another shape, dtype or device."""
+    if x.shape != shape:
+        raise ValueError(f"{name} {tuple(x.shape)} do not fit a cache of {shape}")
+    if x.dtype != dtype or x.device != device:
+        raise ValueError(f"{name} are {x.dtype} on {x.device}, the cache {dtype} on {device}")
 
-    length: int = 0
-    _buffers: tuple[Tensor, ...] = ()
-    _shared: bool = False
+
+class _Sized:
+    """The sizes of a layer's cache, and what it lets in: keys and values that fit them."""
 
     def __init__(
         self,
@@ -42,15 +48,21 @@ class CacheLayer:
         with torch.inference_mode(False):  # a cache may outlive the inference mode it was made in
             return torch.zeros(shape, dtype=dtype or self.dtype, device=self.device)
 
-    @property
-    def held(self) -> int:
-        """How many positions are stored."""
-        return self.length
+    def admit(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """The two without gradients. Raises: ValueError if shape, dtype or device do not fit."""
+        T = keys.shape[2] if keys.ndim == 4 else "T"
+        for name, x, dim in (("keys", keys, self.dims[0]), ("values", values, self.dims[1])):
+            expected = (self.batch_size, self.num_kv_heads, T, dim)
+            _refuse_misfit(name, x, expected, self.dtype, self.device)
+        if keys.requires_grad or values.requires_grad:
+            return keys.detach(), values.detach()
+        return keys, values
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the filled positions; what two forks share counts in both."""
-        return self.held * sum(b[:, :, :1].nbytes for b in self._buffers)
+
+class _Timeline(_Sized):
+    """How many positions have passed, which ones come next, and the way back."""
+
+    length: int = 0
 
     def reach(self, num_new: int) -> int:
         """The length after `num_new` more positions. Raises: ValueError if they do not fit."""
@@ -63,21 +75,6 @@ class CacheLayer:
             )
         return end
 
-    def admit(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """The two without gradients. Raises: ValueError if shape, dtype or device do not fit."""
-        T = keys.shape[2] if keys.ndim == 4 else "T"
-        for name, x, dim in (("keys", keys, self.dims[0]), ("values", values, self.dims[1])):
-            expected = (self.batch_size, self.num_kv_heads, T, dim)
-            if x.shape != expected:
-                raise ValueError(f"{name} {tuple(x.shape)} do not fit a cache of {expected}")
-            if x.dtype != self.dtype or x.device != self.device:
-                raise ValueError(
-                    f"{name} are {x.dtype} on {x.device}, the cache {self.dtype} on {self.device}"
-                )
-        if keys.requires_grad or values.requires_grad:
-            return keys.detach(), values.detach()
-        return keys, values
-
     def query_positions(self, num_new: int) -> Tensor:
         """The positions of the next `num_new` tokens. Shape: -> (T,) long."""
         return torch.arange(self.length, self.reach(num_new), device=self.device)
@@ -88,14 +85,6 @@ class CacheLayer:
         Shape: -> (S,) long.
         """
         return torch.arange(self.reach(num_new), device=self.device)
-
-    def update(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Store the new tokens and return what there is to attend to, as `key_positions` told.
-
-        Shape: (B, G, T, key_dim), (B, G, T, value_dim) -> (B, G, S, key_dim), (B, G, S, value_dim).
-        Raises: ValueError if they do not fit; nothing has changed then.
-        """
-        raise NotImplementedError
 
     def check_crop(self, length: int) -> None:
         """Raises: ValueError if the cache cannot go back to its first `length` positions."""
@@ -110,6 +99,31 @@ class CacheLayer:
     def reset(self) -> None:
         """Forget everything; the memory stays for the next sequence."""
         self.length = 0
+
+
+class CacheLayer(_Timeline):
+    """One layer's keys and values, without gradients; subclasses say where they lie."""
+
+    _buffers: tuple[Tensor, ...] = ()
+    _shared: bool = False
+
+    @property
+    def held(self) -> int:
+        """How many positions are stored."""
+        return self.length
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the filled positions; what two forks share counts in both."""
+        return self.held * sum(b[:, :, :1].nbytes for b in self._buffers)
+
+    def update(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Store the new tokens and return what there is to attend to, as `key_positions` told.
+
+        Shape: (B, G, T, key_dim), (B, G, T, value_dim) -> (B, G, S, key_dim), (B, G, S, value_dim).
+        Raises: ValueError if they do not fit; nothing has changed then.
+        """
+        raise NotImplementedError
 
     def fork(self) -> "CacheLayer":
         """A twin with the same past, in the same memory until one writes: that one copies first."""

@@ -17,6 +17,15 @@ from minillm.cache_layers import CacheLayer
 __all__ = ["BlockPool", "PagedLayer"]
 
 
+def _enlarged(buffers: Sequence[Tensor], blocks: int) -> tuple[Tensor, ...]:
+    """The buffers again, with room for `blocks` blocks."""
+    with torch.inference_mode(False):
+        fresh = tuple(b.new_zeros(blocks, *b.shape[1:]) for b in buffers)
+    for larger, buffer in zip(fresh, buffers, strict=True):
+        larger[: len(buffer)] = buffer
+    return fresh
+
+
 class BlockPool:
     """Blocks of `block_size` positions, how many hold each one, and which are free."""
 
@@ -29,11 +38,7 @@ class BlockPool:
         """A free block, now held once; the pool doubles when there is none."""
         if not self.free:
             old, new = len(self.holders), max(16, 2 * len(self.holders))
-            with torch.inference_mode(False):
-                fresh = tuple(b.new_zeros(new, *b.shape[1:]) for b in self.buffers)
-            for larger, buffer in zip(fresh, self.buffers, strict=True):
-                larger[:old] = buffer
-            self.buffers = fresh
+            self.buffers = _enlarged(self.buffers, new)
             self.holders += [0] * (new - old)
             self.free = list(range(new - 1, old - 1, -1))
         block = self.free.pop()
@@ -64,14 +69,8 @@ class BlockPool:
         return copied
 
 
-class PagedLayer(CacheLayer):
-    """Each row's positions lie in blocks of a pool; its table lists them.
-
-    Forks share blocks, and who writes into a shared block copies that block alone. `update` gathers
-    the blocks into one tensor; a server's kernel spares itself that and reads them where they lie.
-
-    Source: Kwon et al. 2023, sections 4.1 to 4.4.
-    """
+class _Pages(CacheLayer):
+    """A pool, and for each row a table of the blocks in which its positions lie."""
 
     def __init__(self, *args: Any, block_size: int, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -102,6 +101,16 @@ class PagedLayer(CacheLayer):
             found.append(rows[:, :end].transpose(1, 2))  # (B, S, G, dim) -> (B, G, S, dim)
         self.length = end
         return found[0], found[1]
+
+
+class PagedLayer(_Pages):
+    """Each row's positions lie in blocks of a pool; its table lists them.
+
+    Forks share blocks, and who writes into a shared block copies that block alone. `update` gathers
+    the blocks into one tensor; a server's kernel spares itself that and reads them where they lie.
+
+    Source: Kwon et al. 2023, sections 4.1 to 4.4.
+    """
 
     def crop(self, length: int) -> None:
         super().crop(length)
