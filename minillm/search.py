@@ -42,67 +42,6 @@ def _next_log_probs(step: Step, prompt: Tensor, paths: list[list[int]]) -> Tenso
     return logits.double().log_softmax(-1)
 
 
-def _longer(
-    step: Step, prompt: Tensor, live: list[tuple[list[int], float]], count: int, banned: set[int]
-) -> list[tuple[list[int], float]]:
-    """The `count` best paths that are one token longer than those in `live`, best first."""
-    log_probs = _next_log_probs(step, prompt, [path for path, _ in live])
-    if banned:
-        log_probs[:, sorted(banned)] = -math.inf
-    scores = torch.tensor([s for _, s in live], dtype=log_probs.dtype, device=log_probs.device)
-    total = log_probs + scores[:, None]
-    best, index = total.flatten().topk(min(count, total.numel()))
-    V, pairs = total.shape[1], zip(best.tolist(), index.tolist(), strict=True)
-    return [([*live[i // V][0], i % V], value) for value, i in pairs if value > -math.inf]
-
-
-def beam_search(
-    step: Step,
-    prompt: Tensor,
-    *,
-    num_beams: int,
-    max_new_tokens: int,
-    length_penalty: float = 1.0,
-    eos_token_id: int | Iterable[int] | None = None,
-    min_new_tokens: int = 0,
-    num_return: int = 1,
-) -> list[Hypothesis]:
-    """The best sequences that a beam of `num_beams` finds, best first; a beam of one is greedy.
-
-    `step` maps ids (N, T) to the logits (N, V) of the next token. A sequence ends with a token of
-    `eos_token_id`, if that is among the `num_beams` best candidates, or at `max_new_tokens`; it has
-    at least `min_new_tokens`, the end included. Ranked by log_prob / length**length_penalty.
-
-    Raises: ValueError for sizes below 1, num_return > num_beams or a negative length_penalty.
-    """
-    if min(num_beams, max_new_tokens, num_return) < 1 or num_return > num_beams:
-        raise ValueError(
-            f"need 1 <= num_return ({num_return}) <= num_beams ({num_beams})"
-            f" and max_new_tokens ({max_new_tokens}) >= 1"
-        )
-    if length_penalty < 0:
-        raise ValueError(f"length_penalty must be >= 0, got {length_penalty}")
-    ends, live, done = _end_tokens(eos_token_id), [([], 0.0)], []
-    count = num_beams * (1 + len(ends))  # so many hold num_beams unfinished ones, if there are
-    for length in range(1, max_new_tokens + 1):
-        grown, ended = [], []
-        paths = _longer(step, prompt, live, count, ends if length < min_new_tokens else set())
-        for rank, (path, value) in enumerate(paths):
-            if path[-1] not in ends and length < max_new_tokens:
-                grown.append((path, value))
-            elif rank < num_beams:
-                ended.append(Hypothesis(path, value, value / length**length_penalty))
-        live = grown[:num_beams]
-        done = sorted(done + ended, key=lambda h: -h.score)[:num_return]
-        # No continuation can beat this: log-probabilities only fall, lengths end at the limit.
-        bound = max((s for _, s in live), default=-math.inf) / max_new_tokens**length_penalty
-        if len(ended) == num_beams or not live:
-            break
-        if len(done) == num_return and done[-1].score >= bound:
-            break
-    return done
-
-
 def exhaustive_search(
     step: Step,
     prompt: Tensor,
@@ -126,3 +65,71 @@ def exhaustive_search(
                     grown.append(([*path, token], sofar + value))
         live = grown
     return best
+
+
+def _longer(
+    step: Step, prompt: Tensor, live: list[tuple[list[int], float]], count: int, banned: set[int]
+) -> list[tuple[list[int], float]]:
+    """The `count` best paths that are one token longer than those in `live`, best first."""
+    log_probs = _next_log_probs(step, prompt, [path for path, _ in live])
+    if banned:
+        log_probs[:, sorted(banned)] = -math.inf
+    scores = torch.tensor([s for _, s in live], dtype=log_probs.dtype, device=log_probs.device)
+    total = log_probs + scores[:, None]
+    best, index = total.flatten().topk(min(count, total.numel()))
+    V, pairs = total.shape[1], zip(best.tolist(), index.tolist(), strict=True)
+    return [([*live[i // V][0], i % V], value) for value, i in pairs if value > -math.inf]
+
+
+def _check_sizes(
+    num_beams: int, max_new_tokens: int, num_return: int, length_penalty: float
+) -> None:
+    """Raises: ValueError for sizes below 1, num_return > num_beams, a negative length_penalty."""
+    if min(num_beams, max_new_tokens, num_return) < 1 or num_return > num_beams:
+        raise ValueError(
+            f"need 1 <= num_return ({num_return}) <= num_beams ({num_beams})"
+            f" and max_new_tokens ({max_new_tokens}) >= 1"
+        )
+    if length_penalty < 0:
+        raise ValueError(f"length_penalty must be >= 0, got {length_penalty}")
+
+
+def beam_search(
+    step: Step,
+    prompt: Tensor,
+    *,
+    num_beams: int,
+    max_new_tokens: int,
+    length_penalty: float = 1.0,
+    eos_token_id: int | Iterable[int] | None = None,
+    min_new_tokens: int = 0,
+    num_return: int = 1,
+) -> list[Hypothesis]:
+    """The best sequences that a beam of `num_beams` finds, best first; a beam of one is greedy.
+
+    `step` maps ids (N, T) to the logits (N, V) of the next token. A sequence ends with a token of
+    `eos_token_id`, if that is among the `num_beams` best candidates, or at `max_new_tokens`; it has
+    at least `min_new_tokens`, the end included. Ranked by log_prob / length**length_penalty.
+
+    Raises: ValueError for sizes below 1, num_return > num_beams or a negative length_penalty.
+    """
+    _check_sizes(num_beams, max_new_tokens, num_return, length_penalty)
+    ends, live, done = _end_tokens(eos_token_id), [([], 0.0)], []
+    count = num_beams * (1 + len(ends))  # so many hold num_beams unfinished ones, if there are
+    for length in range(1, max_new_tokens + 1):
+        grown, ended = [], []
+        paths = _longer(step, prompt, live, count, ends if length < min_new_tokens else set())
+        for rank, (path, value) in enumerate(paths):
+            if path[-1] not in ends and length < max_new_tokens:
+                grown.append((path, value))
+            elif rank < num_beams:
+                ended.append(Hypothesis(path, value, value / length**length_penalty))
+        live = grown[:num_beams]
+        done = sorted(done + ended, key=lambda h: -h.score)[:num_return]
+        # No continuation can beat this: log-probabilities only fall, lengths end at the limit.
+        bound = max((s for _, s in live), default=-math.inf) / max_new_tokens**length_penalty
+        if len(ended) == num_beams or not live:
+            break
+        if len(done) == num_return and done[-1].score >= bound:
+            break
+    return done
