@@ -6,7 +6,8 @@ Same shapes and the same weights; outputs and gradients are compared before anyt
 round runs ours and the peer one after the other, in an order that alternates; a ratio is the median
 over the rounds of peer / ours, so that 1.0 is equal and more is better for us. With one thread on a
 CPU we read the processor time of the process, which a busy machine disturbs less; else the clock.
-On a GPU, FlexAttention and `torch.compile` join, in bfloat16.
+A CPU also trains in bfloat16, where short rows go another way (notebook 03). On a GPU,
+FlexAttention and `torch.compile` join, in bfloat16.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from minillm.rope import RotaryEmbedding
 
 # (batch, positions, hidden size, heads, key heads)
 CPU_SHAPES = [(16, 64, 256, 8, 8), (4, 256, 512, 8, 8), (4, 256, 512, 8, 2), (1, 1024, 512, 8, 8)]
+BFLOAT16_SHAPES = [(24, 168, 128, 4, 4), (16, 64, 256, 8, 8), (4, 256, 512, 8, 2)]  # on a CPU
 GPU_SHAPES = [(8, 1024, 768, 12, 12), (8, 2048, 2048, 32, 8), (2, 8192, 4096, 32, 8)]
 Step = Callable[[], None]
 
@@ -197,6 +199,10 @@ def main() -> None:
     for shape in GPU_SHAPES if on_gpu else CPU_SHAPES:
         run(shape, args.rounds, options)
     tiles(options)
+    if not on_gpu:
+        print("torch.bfloat16")
+        for shape in BFLOAT16_SHAPES:
+            run(shape, args.rounds, options | {"dtype": torch.bfloat16})
 
 
 if __name__ == "__main__":

@@ -35,8 +35,39 @@ def _eager(q: Tensor, k: Tensor, v: Tensor, rules: Rules, dropout_p: float) -> T
     return mix_values(weights, v).to(q.dtype)
 
 
+# Without this instruction our products take over twice flash's time; an older torch does not say.
+_MULTIPLIES_BFLOAT16 = getattr(torch.cpu, "get_capabilities", dict)().get("avx512_bf16", False)
+
+
+def _products_are_quicker(q: Tensor, k: Tensor, v: Tensor, rules: Rules, dropout_p: float) -> bool:
+    """Is a CPU about to train in bfloat16, on short rows, with no rule but causality?"""
+    T, S = q.shape[2], k.shape[2]
+    if q.device.type != "cpu" or q.dtype != torch.bfloat16 or not _MULTIPLIES_BFLOAT16:
+        return False
+    recorded = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
+    plain = rules.mask is None and rules.bias is None and not dropout_p
+    return recorded and plain and max(T, S) <= 512 and (T == S or not rules.is_causal)
+
+
+def _products(q: Tensor, k: Tensor, v: Tensor, rules: Rules) -> Tensor:
+    """Attention as two products of all heads at once, the weights (T, S) kept in bfloat16.
+
+    Not for float16, in which a score may overflow.
+    """
+    (B, H, T, _), G, S = q.shape, k.shape[1], k.shape[2]
+    q, k, v = fold_heads(q, G).flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1)
+    future = q.new_zeros(T, S)
+    if rules.is_causal:
+        future = future.fill_(-torch.inf).triu_(1)
+    with torch.autocast("cpu", enabled=False):  # else softmax would be in float32, and slower
+        scores = torch.baddbmm(future.repeat(H // G, 1), q, k.mT, alpha=rules.scale)
+        return torch.bmm(torch.softmax(scores, -1), v).reshape(B, H, T, v.shape[2])
+
+
 def _sdpa(q: Tensor, k: Tensor, v: Tensor, rules: Rules, dropout_p: float) -> Tensor:
     scale, mask, bias, is_causal = rules
+    if _products_are_quicker(q, k, v, rules, dropout_p):
+        return _products(q, k, v, rules)
     if is_causal and not (mask is None and bias is None and q.shape[2] == k.shape[2]):
         causal = causal_mask(q.shape[2], k.shape[2], device=q.device)
         mask, is_causal = causal if mask is None else mask & causal, False
