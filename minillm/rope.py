@@ -108,19 +108,14 @@ def _heads(weight: Tensor, num_heads: int) -> Tensor:
     return weight.unflatten(0, (num_heads, -1))  # (H, D, ...)
 
 
-class RotaryEmbedding(nn.Module):
-    """Turns positions into rotations; nothing is learned, nothing is saved.
+def _covered(given: Mapping[str, Any], trained: int) -> float:
+    """How many positions training and scaling cover; no limit for dynamic, or if nobody says."""
+    scaled = given.get("factor", 1.0) * given.get("original_max_position_embeddings", trained)
+    return math.inf if given["rope_type"] == "dynamic" else max(trained, scaled) or math.inf
 
-    Args:
-        base: the slowest pair turns once in almost 2 pi * base positions.
-        scaling: Hugging Face's `rope_scaling` or `rope_parameters`, see `rope_frequencies`.
-        interleaved: the pairs are (0, 1), (2, 3), ... instead of (0, D/2), (1, D/2 + 1), ...
-        max_position_embeddings: the trained length; positions that it and the scaling do not cover
-            warn, once.
 
-    Shape: position_ids (B, T) or (1, T) -> Rotation
-    Raises: ValueError as `rope_frequencies` does.
-    """
+class _Frequencies(nn.Module):
+    """The frequencies of a rotary embedding, in float32 wherever the model goes; never saved."""
 
     def __init__(
         self,
@@ -137,9 +132,7 @@ class RotaryEmbedding(nn.Module):
         self._settings["max_position_embeddings"] = max_position_embeddings
         given = read_scaling(**self._settings)
         self.dynamic = given["rope_type"] == "dynamic"
-        trained, factor = max_position_embeddings or 0, given.get("factor", 1.0)
-        covered = max(trained, factor * given.get("original_max_position_embeddings", trained))
-        self.max_length = math.inf if self.dynamic or not covered else covered
+        self.max_length = _covered(given, max_position_embeddings or 0)
         frequencies, self.attention_factor = self._frequencies(None)
         self.register_buffer("inv_freq", frequencies, persistent=False)
 
@@ -151,6 +144,21 @@ class RotaryEmbedding(nn.Module):
         super()._apply(fn, recurse)
         self.inv_freq, _ = self._frequencies(self.inv_freq.device)
         return self
+
+
+class RotaryEmbedding(_Frequencies):
+    """Turns positions into rotations; nothing is learned, nothing is saved.
+
+    Args:
+        base: the slowest pair turns once in almost 2 pi * base positions.
+        scaling: Hugging Face's `rope_scaling` or `rope_parameters`, see `rope_frequencies`.
+        interleaved: the pairs are (0, 1), (2, 3), ... instead of (0, D/2), (1, D/2 + 1), ...
+        max_position_embeddings: the trained length; positions that it and the scaling do not cover
+            warn, once.
+
+    Shape: position_ids (B, T) or (1, T) -> Rotation
+    Raises: ValueError as `rope_frequencies` does.
+    """
 
     def forward(self, position_ids: Tensor) -> Rotation:
         device = position_ids.device
