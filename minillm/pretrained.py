@@ -6,9 +6,7 @@ their weights is in `minillm.families` and `minillm.weight_names`.
 
 from __future__ import annotations
 
-import json
 import os
-import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -18,14 +16,16 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from minillm.files import read_json, replacing, write_json
+from minillm.hub import local_folder
 from minillm.model import CausalLM, ModelConfig
+from minillm.tokenizer_loading import load_tokenizer
 from minillm.weight_names import read_weights, write_weights
 
 __all__ = ["from_pretrained", "load_tokenizer", "save_pretrained"]
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
-FILES = ["*.json", "*.safetensors", "*.model", "*.jinja", "merges.txt"]
 
 
 def from_pretrained(
@@ -41,8 +41,8 @@ def from_pretrained(
     Raises: ValueError if a weight is missing, unexpected or of another shape, each named, or if the
         family is unknown; FileNotFoundError if there is no such folder and no hub to ask.
     """
-    folder = _folder(name, revision)
-    config = ModelConfig.from_dict(_read_json(folder / "config.json"))
+    folder = local_folder(name, revision)
+    config = ModelConfig.from_dict(read_json(folder / "config.json"))
     with torch.device("meta"):
         model = CausalLM(config)
     tensors = read_weights(_read_tensors(folder), config)
@@ -55,15 +55,6 @@ def from_pretrained(
         if device is not None:
             model.model.rotary.to(device)
     return model.eval(), load_tokenizer(folder)
-
-
-def load_tokenizer(folder: Path) -> Any:
-    """The folder's tokenizer; None if there is none."""
-    if not (folder / "tokenizer.json").exists():
-        return None
-    from minillm.tokenizer import BPETokenizer
-
-    return BPETokenizer.load(folder)
 
 
 def save_pretrained(
@@ -86,45 +77,23 @@ def save_pretrained(
     if len(shards) > 1:
         names = [f"model-{i:05}-of-{len(shards):05}.safetensors" for i in range(1, len(shards) + 1)]
     for name, shard in zip(names, shards, strict=True):
-        with _replacing(folder / name) as path:
+        with replacing(folder / name) as path:
             save_file(shard, path, metadata={"format": "pt"})
     if len(shards) > 1:
         size = sum(t.nbytes for t in tensors.values())
         places = {key: name for name, shard in zip(names, shards, strict=True) for key in shard}
-        _write_json(folder / INDEX, {"metadata": {"total_size": size}, "weight_map": places})
+        write_json(folder / INDEX, {"metadata": {"total_size": size}, "weight_map": places})
     _drop_stale(folder, names)
     dtype = str(next(iter(tensors.values())).dtype).removeprefix("torch.")
-    _write_json(folder / "config.json", {**model.config.to_dict(), "dtype": dtype})
+    write_json(folder / "config.json", {**model.config.to_dict(), "dtype": dtype})
     if tokenizer is not None:
         tokenizer.save(folder)
-
-
-def _folder(name: str | os.PathLike[str], revision: str | None) -> Path:
-    """The folder itself, or where the hub's copy lies."""
-    folder = Path(name)
-    if folder.is_dir():
-        return folder
-    try:
-        from huggingface_hub import snapshot_download
-    except ImportError:
-        message = f"no folder {str(name)!r}; to download it, pip install huggingface_hub"
-        raise FileNotFoundError(message) from None
-    return Path(snapshot_download(str(name), revision=revision, allow_patterns=FILES))
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    if not path.exists():
-        raise FileNotFoundError(f"{path.parent} has no {path.name}")
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{path} is not whole JSON: {error}") from None
 
 
 def _read_tensors(folder: Path) -> dict[str, Tensor]:
     """All tensors of the folder, from one file or from the shards that the index names."""
     if (folder / INDEX).exists() and not (folder / WEIGHTS).exists():
-        places = _read_json(folder / INDEX)["weight_map"]
+        places = read_json(folder / INDEX)["weight_map"]
     elif (folder / WEIGHTS).exists():
         places = None
     else:
@@ -184,31 +153,6 @@ def _shards(tensors: Mapping[str, Tensor], limit: int) -> list[dict[str, Tensor]
         shards[-1][name] = tensor
         size += tensor.nbytes
     return shards
-
-
-class _replacing:  # noqa: N801 (used as a function)
-    """A temporary path beside `target` that takes its place if the block succeeds."""
-
-    def __init__(self, target: Path) -> None:
-        self.target = target
-        handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-        os.close(handle)
-        self.path = Path(name)
-
-    def __enter__(self) -> Path:
-        return self.path
-
-    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
-        if kind is None:
-            os.chmod(self.path, 0o644)
-            os.replace(self.path, self.target)
-        else:
-            self.path.unlink(missing_ok=True)
-
-
-def _write_json(path: Path, data: Mapping[str, Any]) -> None:
-    with _replacing(path) as temporary:
-        temporary.write_text(json.dumps(data, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
 def _drop_stale(folder: Path, names: list[str]) -> None:
