@@ -6,10 +6,10 @@ Explained in notebook 02. Ranks map the bytes of each token to its rank, which i
 # Built from notebooks/02_tokenizer.ipynb: edit there, then make build.
 
 import heapq
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-__all__ = ["LONG_WORD", "Memory", "find_merges", "merge_long_word", "merge_word"]
+__all__ = ["LONG_WORD", "Memory", "find_merges", "merge_long_word", "merge_word", "with_parts"]
 
 LONG_WORD = 72  # bytes from which the method with places by rank is the faster one
 
@@ -109,3 +109,12 @@ def find_merges(ranks: Mapping[bytes, int]) -> Iterator[tuple[bytes, list[bytes]
         if len(token) > 1:
             yield token, merge_word(token, lower)
         lower[token] = ranks[token]
+
+
+def with_parts(ids: Iterable[int], ranks: Mapping[bytes, int]) -> set[int]:
+    """`ids`, the ids of all tokens they are merged from, and those of the 256 bytes."""
+    keep = {*ids}
+    for token, parts in reversed([*find_merges(ranks)]):
+        if ranks[token] in keep:
+            keep.update(ranks[part] for part in parts)
+    return keep | {ranks[bytes([byte])] for byte in range(256)}

@@ -62,7 +62,7 @@ def _add_words(words: Counter[str], chunks: Counter[str], pre_tokenizer: PreToke
 _INSIDE = -1
 
 
-class _Row:
+class _Layout:
     """All distinct words in one row, a place for each byte, and where each pair of tokens begins.
 
     A token writes its id on its first and on its last place; places inside it hold `_INSIDE`.
@@ -91,26 +91,9 @@ class _Row:
     def _weight(self, places: list[int]) -> int:
         return sum(map(self.weights.__getitem__, places))
 
-    def merge(self, pair: int, new: int) -> list[int]:
-        """Replace `pair` by `new` wherever it stands; returns the pairs that came to be."""
-        counts, places, size = self.counts, self.places, self.size
-        left, right = divmod(pair, size)
-        before, after = self._replace(places.pop(pair), left, right, new)
-        fresh = []
-        for neighbour, at in after.items():
-            weight = self._weight(at)
-            counts[right * size + neighbour] -= weight
-            fresh.append(key := new * size + neighbour)
-            counts[key], places[key] = weight, at
-        for neighbour, at in before.items():
-            weight = self._weight(at)
-            counts[neighbour * size + left] -= weight
-            fresh.append(key := neighbour * size + new)
-            counts[key] = counts.get(key, 0) + weight
-            back = self.lengths[neighbour]
-            places[key] += [i - back for i in at]
-        del counts[pair]
-        return fresh
+
+class _Row(_Layout):
+    """The row, and how a pair is merged in it: only places, counts and neighbours of the pair change."""
 
     def _replace(
         self, places: list[int], left: int, right: int, new: int
@@ -132,6 +115,27 @@ class _Row:
         before.pop(self.border, None)
         after.pop(self.border, None)
         return before, after
+
+    def merge(self, pair: int, new: int) -> list[int]:
+        """Replace `pair` by `new` wherever it stands; returns the pairs that came to be."""
+        counts, places, size = self.counts, self.places, self.size
+        left, right = divmod(pair, size)
+        before, after = self._replace(places.pop(pair), left, right, new)
+        fresh = []
+        for neighbour, at in after.items():
+            weight = self._weight(at)
+            counts[right * size + neighbour] -= weight
+            fresh.append(key := new * size + neighbour)
+            counts[key], places[key] = weight, at
+        for neighbour, at in before.items():
+            weight = self._weight(at)
+            counts[neighbour * size + left] -= weight
+            fresh.append(key := neighbour * size + new)
+            counts[key] = counts.get(key, 0) + weight
+            back = self.lengths[neighbour]
+            places[key] += [i - back for i in at]
+        del counts[pair]
+        return fresh
 
 
 class _Queue:

@@ -41,22 +41,11 @@ def well_formed(text: str) -> str:
     return text
 
 
-KEEP = 1000  # characters behind a cut, so that no special token straddles it
-
 _PUBLISHED = (GPT2_PATTERN, GPT4_PATTERN, QWEN2_PATTERN)
 
-_SPACE = re.compile(r" (?=\S)")
 
-_BORDER = regex.compile(r"(?r)(?<=[\p{L}\p{N}])(?=[^\p{L}\p{N}\p{M}])")  # (?r): from the end
-
-
-class PreTokenizer:
-    """Cut text into words by a pattern, or first into coarser chunks that are cheap to find.
-
-    For the published patterns, ASCII goes to `re`, which is twice as quick as `regex`.
-
-    Raises: ValueError if the pattern is no regular expression, or captures groups.
-    """
+class _Words:
+    """The words of a text by a pattern; ASCII by the quicker `re`, if the pattern is a known one."""
 
     def __init__(self, pattern: str) -> None:
         try:
@@ -84,6 +73,22 @@ class PreTokenizer:
         if sum(map(len, words)) != len(text):
             raise ValueError(f"the pattern {self.pattern!r} leaves out parts of {text[:40]!r}")
         return words
+
+
+KEEP = 1000  # characters behind a cut, so that no special token straddles it
+
+_SPACE = re.compile(r" (?=\S)")
+
+_BORDER = regex.compile(r"(?r)(?<=[\p{L}\p{N}])(?=[^\p{L}\p{N}\p{M}])")  # (?r): from the end
+
+
+class PreTokenizer(_Words):
+    """Cut text into words by a pattern, or first into coarser chunks that are cheap to find.
+
+    For the published patterns, ASCII goes to `re`, which is twice as quick as `regex`.
+
+    Raises: ValueError if the pattern is no regular expression, or captures groups.
+    """
 
     def chunks(self, text: str) -> list[str]:
         """Cut before each space that a visible character follows, and drop that space.

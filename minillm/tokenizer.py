@@ -12,7 +12,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from minillm.bpe_encoder import Memory, find_merges, merge_word
+from minillm.bpe_encoder import Memory, merge_word, with_parts
 from minillm.bpe_trainer import Ties, byte_alphabet, count_words, learn_merges
 from minillm.pretokenizer import (
     GPT2_PATTERN,
@@ -36,11 +36,8 @@ PATTERNS = {
 Allowed = Literal["all"] | Collection[str]
 
 
-class Encoder(Vocabulary):
-    """Text to ids: special tokens, then words, then merges; every word is merged once.
-
-    Args: see `BPETokenizer`.
-    """
+class _WordEncoder(Vocabulary):
+    """Text to ids, no special token in sight: words, then merges; every word is merged once."""
 
     def __init__(
         self,
@@ -79,6 +76,10 @@ class Encoder(Vocabulary):
         for block in self._pre.blocks([text], size=1 << 16):
             ids += chain.from_iterable(map(self._memory.__getitem__, self._pre.words(block)))
         return ids
+
+
+class Encoder(_WordEncoder):
+    """Text to ids: special tokens first, then words, then merges. Args: see `BPETokenizer`."""
 
     def encode(self, text: str, *, allowed_special: Allowed = ()) -> list[int]:
         """Ids of `text`; a special token that it spells becomes one id, if allowed.
@@ -127,18 +128,8 @@ if TYPE_CHECKING:
     import tokenizers
 
 
-class BPETokenizer(Encoder):
-    """Byte-pair encoding in which ranks are ids, as in tiktoken: a lower rank is merged earlier.
-
-    Args:
-        ranks, special_tokens, bos_token, eos_token, pad_token: see `Vocabulary`.
-        pattern: the regular expression that cuts text into words.
-        add_bos: `encode` puts the begin token first.
-        normalizer: "NFC" composes characters before encoding, so decoding returns composed text.
-        chat_template: a Jinja2 template for `apply_chat_template`.
-    Raises: ValueError as `Vocabulary`, for a bad pattern, an unknown normalizer, or a begin token
-        to be added when there is none.
-    """
+class _Trainable(Encoder):
+    """A tokenizer that can be learnt from texts; see `BPETokenizer`."""
 
     @classmethod
     def train(
@@ -165,6 +156,41 @@ class BPETokenizer(Encoder):
         ranks = {token: i for i, token in enumerate(tokens)}
         return cls(ranks, pattern, {t: len(ranks) + i for i, t in enumerate(special_tokens)})
 
+
+class _Prunable(_Trainable):
+    """A tokenizer that can drop ids; see `BPETokenizer`."""
+
+    def prune(self, keep_ids: Iterable[int]) -> tuple["BPETokenizer", list[int]]:
+        """A smaller tokenizer, and the old id of each of its ids: new embedding = old[old_ids].
+
+        Kept are the bytes, the special tokens, `keep_ids` and the tokens they are merged from: a
+        text whose old ids are all kept is cut into the same tokens.
+        """
+        keep = {*keep_ids, *self.special_tokens.values()}
+        if unknown := keep - self._bytes.keys():
+            raise ValueError(f"no token has the id {min(unknown)}; there are {len(self)} ids")
+        old_ids = sorted(with_parts(keep, self.ranks))
+        new_id = {old: new for new, old in enumerate(old_ids)}
+        ranks = {token: new_id[i] for token, i in self.ranks.items() if i in new_id}
+        special = {token: new_id[i] for token, i in self.special_tokens.items()}
+        names = ("bos_token", "eos_token", "pad_token", "add_bos", "normalizer", "chat_template")
+        options = {name: getattr(self, name) for name in names}
+        return BPETokenizer(ranks, self.pattern, special, **options), old_ids
+
+
+class BPETokenizer(_Prunable):
+    """Byte-pair encoding in which ranks are ids, as in tiktoken: a lower rank is merged earlier.
+
+    Args:
+        ranks, special_tokens, bos_token, eos_token, pad_token: see `Vocabulary`.
+        pattern: the regular expression that cuts text into words.
+        add_bos: `encode` puts the begin token first.
+        normalizer: "NFC" composes characters before encoding, so decoding returns composed text.
+        chat_template: a Jinja2 template for `apply_chat_template`.
+    Raises: ValueError as `Vocabulary`, for a bad pattern, an unknown normalizer, or a begin token
+        to be added when there is none.
+    """
+
     def apply_chat_template(
         self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True
     ) -> list[int]:
@@ -176,27 +202,6 @@ class BPETokenizer(Encoder):
 
         text = render_chat(self, messages, add_generation_prompt=add_generation_prompt)
         return self._encode_with_special(text, "all")
-
-    def prune(self, keep_ids: Iterable[int]) -> tuple["BPETokenizer", list[int]]:
-        """A smaller tokenizer, and the old id of each of its ids: new embedding = old[old_ids].
-
-        Kept are the bytes, the special tokens, `keep_ids` and the tokens they are merged from: a
-        text whose old ids are all kept is cut into the same tokens.
-        """
-        keep = {*keep_ids, *self.special_tokens.values()}
-        if unknown := keep - self._bytes.keys():
-            raise ValueError(f"no token has the id {min(unknown)}; there are {len(self)} ids")
-        for token, parts in reversed([*find_merges(self.ranks)]):
-            if self.ranks[token] in keep:
-                keep.update(self.ranks[part] for part in parts)
-        keep.update(self.ranks[bytes([byte])] for byte in range(256))
-        old_ids = sorted(keep)
-        new_id = {old: new for new, old in enumerate(old_ids)}
-        ranks = {token: new_id[i] for token, i in self.ranks.items() if i in keep}
-        special = {token: new_id[i] for token, i in self.special_tokens.items()}
-        names = ("bos_token", "eos_token", "pad_token", "add_bos", "normalizer", "chat_template")
-        options = {name: getattr(self, name) for name in names}
-        return BPETokenizer(ranks, self.pattern, special, **options), old_ids
 
     def save(self, directory: str | Path) -> None:
         """Write `tokenizer.json` and `tokenizer_config.json`, which Hugging Face reads."""

@@ -20,16 +20,8 @@ BEGIN_TOKENS = ("<|begin_of_text|>", "<|startoftext|>", "<bos>", "<s>")
 END_TOKENS = ("<|endoftext|>", "<|end_of_text|>", "<|im_end|>", "<eos>", "</s>")
 
 
-class Vocabulary:
-    """Ids and their bytes, with special tokens apart.
-
-    Args:
-        ranks: bytes of each token -> its id; all 256 bytes must be there.
-        special_tokens: spelling -> id; text never makes them unless the caller allows it.
-        bos_token, eos_token, pad_token: which of them begin and end a text, and fill a batch
-            (default: the first well-known name; the end token also fills).
-    Raises: ValueError if ids repeat, bytes are missing, or one of the three names is unknown.
-    """
+class _Tokens:
+    """Ids, the bytes that each stands for, and special tokens; see `Vocabulary`."""
 
     def __init__(
         self,
@@ -63,6 +55,10 @@ class Vocabulary:
             if name is not None and name not in self.special_tokens:
                 raise ValueError(f"{name!r} is none of the special tokens {[*self.special_tokens]}")
 
+
+class _Decoding(_Tokens):
+    """From ids to bytes and text; see `Vocabulary`."""
+
     def decode_bytes(self, ids: Iterable[int]) -> bytes:
         """The bytes of `ids`, exactly. Raises: ValueError for an unknown id."""
         ids = ids.tolist() if hasattr(ids, "tolist") else ids
@@ -78,6 +74,38 @@ class Vocabulary:
     def decoder(self) -> "StreamDecoder":
         """A decoder for ids that arrive one by one."""
         return StreamDecoder(self)
+
+    def __len__(self) -> int:
+        return len(self._bytes)
+
+    @property
+    def vocab_size(self) -> int:
+        """Rows that an embedding needs: the greatest id plus one."""
+        return max(self._bytes) + 1
+
+
+class Vocabulary(_Decoding):
+    """Ids and their bytes, with special tokens apart.
+
+    Args:
+        ranks: bytes of each token -> its id; all 256 bytes must be there.
+        special_tokens: spelling -> id; text never makes them unless the caller allows it.
+        bos_token, eos_token, pad_token: which of them begin and end a text, and fill a batch
+            (default: the first well-known name; the end token also fills).
+    Raises: ValueError if ids repeat, bytes are missing, or one of the three names is unknown.
+    """
+
+    @property
+    def bos_token_id(self) -> int | None:
+        return self.special_tokens.get(self.bos_token)
+
+    @property
+    def eos_token_id(self) -> int | None:
+        return self.special_tokens.get(self.eos_token)
+
+    @property
+    def pad_token_id(self) -> int | None:
+        return self.special_tokens.get(self.pad_token)
 
     @cached_property
     def merges(self) -> list[tuple[bytes, bytes]]:
@@ -102,26 +130,6 @@ class Vocabulary:
             ids.append(fill + row if side == "left" else row + fill)
             mask.append(empty + real if side == "left" else real + empty)
         return ids, mask
-
-    def __len__(self) -> int:
-        return len(self._bytes)
-
-    @property
-    def vocab_size(self) -> int:
-        """Rows that an embedding needs: the greatest id plus one."""
-        return max(self._bytes) + 1
-
-    @property
-    def bos_token_id(self) -> int | None:
-        return self.special_tokens.get(self.bos_token)
-
-    @property
-    def eos_token_id(self) -> int | None:
-        return self.special_tokens.get(self.eos_token)
-
-    @property
-    def pad_token_id(self) -> int | None:
-        return self.special_tokens.get(self.pad_token)
 
 
 class StreamDecoder:
