@@ -93,7 +93,7 @@ class _Layout:
 
 
 class _Row(_Layout):
-    """The row, and how a pair is merged in it: only places, counts and neighbours of the pair change."""
+    """The row, and how a pair is merged in it: what does not touch the pair stays as it is."""
 
     def _replace(
         self, places: list[int], left: int, right: int, new: int

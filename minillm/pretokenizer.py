@@ -45,7 +45,7 @@ _PUBLISHED = (GPT2_PATTERN, GPT4_PATTERN, QWEN2_PATTERN)
 
 
 class _Words:
-    """The words of a text by a pattern; ASCII by the quicker `re`, if the pattern is a known one."""
+    """The words of a text by a pattern; of ASCII by the quicker `re`, if it was published."""
 
     def __init__(self, pattern: str) -> None:
         try:
