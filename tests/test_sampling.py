@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers.generation import logits_process as hf
 
-from minillm import sampling
+from minillm import filters, sampling, search
 from minillm.sampling import GREEDY, Sampler, beam_search, exhaustive_search, speculative_step
 
 B, V = 6, 211
@@ -66,6 +66,24 @@ def test_chain_equals_transformers_in_order(k):
         torch.testing.assert_close(
             sampler.process(x, ids), chain(ids, x.clone()), rtol=1e-6, atol=0
         )
+
+
+def test_a_sampler_is_filters_and_a_draw():
+    options = {"temperature": 0.7, "top_k": 90, "top_p": 0.9, "min_p": 0.01}
+    options |= {"repetition_penalty": 1.3, "presence_penalty": 0.2, "frequency_penalty": 0.1}
+    x, ids = random_logits(3), previous(3)
+    chain, sampler = filters.Filters(**options), Sampler(**options, seed=5)
+    assert torch.equal(chain.process(x, ids), sampler.process(x, ids))
+    shares = chain.probabilities(x, ids)
+    torch.testing.assert_close(shares.sum(-1), torch.ones(B))
+    twin = Sampler(**options, seed=5)
+    assert torch.equal(sampler(x, ids), sampling.draw(shares, twin.uniform(B)))
+
+
+@pytest.mark.parametrize("module", [filters, search])
+def test_names_of_filters_and_searches_are_passed_on(module):
+    names = [name for name in module.__all__ if name != "Step"]
+    assert names and all(getattr(sampling, name) is getattr(module, name) for name in names)
 
 
 def test_penalties_against_numpy():
