@@ -179,6 +179,19 @@ def test_a_begin_token_that_is_none_is_not_written(tmp_path):
     assert ours.decode(expected) == USER["content"] + "!"
 
 
+def test_white_space_around_tags(tmp_path):
+    template = (
+        "  {% for m in messages %}\n  {% if m.content %}\n  {{ m.content }} \n\t{% endif %}\n"
+    )
+    template += "{# no more #}\n   {% break %}\n{% endfor %}\nend\n"
+    ours = load_tokenizer(write_bpe(tmp_path, "llama", template))
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    talk = [USER, ANSWER]
+    text = render_chat(ours, talk, add_generation_prompt=False)
+    assert text == theirs.apply_chat_template(talk, tokenize=False)
+    assert text == f"  {USER['content']} \nend"
+
+
 def test_where_the_template_lies(tmp_path):
     def found():
         theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)

@@ -266,10 +266,23 @@ def test_an_end_token_that_the_file_adds(tmp_path):
 def test_limits_in_the_file_do_not_cut_texts(tmp_path):
     tokenizer = old_style()
     tokenizer.enable_truncation(4)
-    tokenizer.enable_padding(length=9)
+    tokenizer.enable_padding(length=99)
     tokenizer.save(str(tmp_path / "tokenizer.json"))
     ids = load_tokenizer(tmp_path).encode("The cat sat on the mat.")
-    assert len(ids) > 9 and 0 not in ids
+    assert 9 < len(ids) < 99 and 0 not in ids
+
+
+def test_ids_with_a_gap(tmp_path):
+    write(tmp_path, "mistral-0.1")
+    content = json.loads((tmp_path / "tokenizer.json").read_text())
+    last = max(content["model"]["vocab"], key=content["model"]["vocab"].get)
+    content["model"]["vocab"][last] += 5
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+    found = load_tokenizer(tmp_path)
+    assert found.vocab_size == len(found) + 5 == content["model"]["vocab"][last] + 1
+    assert found.decode_bytes([found.vocab_size - 1]) == last.replace("▁", " ").encode()
+    with pytest.raises(ValueError, match=f"no token has the id {found.vocab_size - 2}"):
+        found.decode([found.vocab_size - 2])
 
 
 def test_plain_byte_level_files_stay_ours(tmp_path):
@@ -287,6 +300,21 @@ def test_our_own_file_is_never_handed_over(tmp_path):
     )
     with pytest.raises(ValueError, match="edited since it was saved"):
         load_tokenizer(tmp_path)
+
+
+@pytest.mark.parametrize("scheme", ["always", "never"])
+def test_a_decoder_of_unigram_models(scheme, tmp_path):
+    tokenizer = old_style()
+    tokenizer.normalizer = tokenizer.post_processor = None
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace("▁", prepend_scheme=scheme)
+    tokenizer.decoder = decoders.Metaspace("▁", prepend_scheme=scheme)
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    found = load_tokenizer(tmp_path)
+    theirs = transformers.PreTrainedTokenizerFast.from_pretrained(tmp_path)
+    for text in ("the cat sat on the mat", "a  b"):
+        ids = found.encode(text)
+        assert ids == theirs.encode(text) and found.decode(ids) == theirs.decode(ids) == text
+        assert found.decode_bytes(ids) == (" " * (scheme == "always") + text).encode()
 
 
 def test_damaged_files_and_decoders_that_we_cannot_follow(tmp_path):
