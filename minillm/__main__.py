@@ -105,7 +105,13 @@ def _train_options(one: argparse.ArgumentParser) -> None:
     run.add_argument("--weight-decay", type=float, default=0.1)
     run.add_argument("--precision", choices=["float32", "bfloat16"], default="float32")
     run.add_argument("--compile", action="store_true")
-    run.add_argument("--parallel", choices=["ddp", "fsdp"], default="ddp", help="under torchrun")
+    run.add_argument(
+        "--parallel",
+        choices=["ddp", "fsdp"],
+        default="ddp",
+        help="under torchrun: every process has the whole model, or a part of it; samples of the"
+        " latter are written by a whole copy in the first process",
+    )
     run.add_argument("--checkpoint-every", type=int, default=100, help="steps")
     run.add_argument("--validate-every", type=int, default=100, help="steps; prints a sample too")
     run.add_argument("--held-out", type=int, default=100, help="stories for validation")

@@ -12,6 +12,7 @@ import shutil
 import warnings
 import zlib
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -43,52 +44,6 @@ class CheckpointError(Exception):
     """A checkpoint that cannot be written or read; the message says which one and why."""
 
 
-def save_checkpoint(
-    folder: str | Path,
-    step: int,
-    tensors: dict[str, dict[str, Tensor]],
-    state: dict[str, Any],
-    *,
-    keep: int = 2,
-    extra: Callable[[Path], None] | None = None,
-) -> Path:
-    """Write `folder/step-00000123`: a safetensors file an entry of `tensors`, and `state` as JSON.
-
-    The folder appears under its name only when every byte is on the disk; only then are older ones
-    beyond `keep` removed, and what a killed process left half-written. `extra` may write more files
-    into the folder first.
-
-    Raises: CheckpointError if anything could not be written; what was whole before is still there.
-    """
-    final = Path(folder) / f"step-{step:08d}"
-    temporary = final.with_name(f".{final.name}.{os.getpid()}")
-    try:
-        shutil.rmtree(temporary, ignore_errors=True)
-        temporary.mkdir(parents=True)
-        if extra is not None:
-            extra(temporary)
-        for name, values in tensors.items():
-            contiguous = {key: value.detach().contiguous() for key, value in values.items()}
-            save_file(contiguous, temporary / f"{name}.safetensors")
-        files = sorted(path for path in temporary.rglob("*") if path.is_file())
-        sums = {path.relative_to(temporary).as_posix(): _checksum(path) for path in files}
-        text = json.dumps({"format": FORMAT, "step": step, "files": sums, **state})
-        (temporary / "state.json").write_text(text, encoding="utf-8")
-        for path in [*files, temporary / "state.json", temporary]:
-            _sync(path)
-        if final.exists():  # the same step, saved again: the old one makes room at the last moment
-            shutil.rmtree(final)
-        os.rename(temporary, final)
-        _sync(final.parent)
-    except (OSError, SafetensorError) as error:
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise CheckpointError(f"could not write {final}: {error}") from error
-    older = [path for path in checkpoints(folder) if path < final]
-    for path in [*older[: max(0, len(older) + 1 - keep)], *final.parent.glob(".step-*")]:
-        shutil.rmtree(path, ignore_errors=True)
-    return final
-
-
 def checkpoints(folder: str | Path) -> list[Path]:
     """The checkpoints in `folder`, oldest first; half-written ones have no such name."""
     return sorted(Path(folder).glob("step-" + "[0-9]" * 8))
@@ -112,6 +67,76 @@ def _checksum(path: Path) -> list[int]:
     return [size, crc]
 
 
+def _write_files(
+    folder: Path,
+    step: int,
+    tensors: dict[str, dict[str, Tensor]],
+    state: dict[str, Any],
+    extra: Callable[[Path], None] | None,
+) -> None:
+    """Fill a new folder with the files of a checkpoint, and force them onto the disk."""
+    folder.mkdir(parents=True)
+    if extra is not None:
+        extra(folder)
+    for name, values in tensors.items():
+        contiguous = {key: value.detach().contiguous() for key, value in values.items()}
+        save_file(contiguous, folder / f"{name}.safetensors")
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    sums = {path.relative_to(folder).as_posix(): _checksum(path) for path in files}
+    text = json.dumps({"format": FORMAT, "step": step, "files": sums, **state})
+    (folder / "state.json").write_text(text, encoding="utf-8")
+    for path in [*files, folder / "state.json", folder]:
+        _sync(path)
+
+
+def _put_back(folder: Path) -> None:
+    """Undo a replacement that was interrupted between its two renames."""
+    for aside in folder.glob(".step-*.replaced"):
+        place = aside.with_name(aside.name.removeprefix(".").removesuffix(".replaced"))
+        with suppress(OSError):  # another process may have been quicker
+            if not place.exists():
+                os.rename(aside, place)
+
+
+def save_checkpoint(
+    folder: str | Path,
+    step: int,
+    tensors: dict[str, dict[str, Tensor]],
+    state: dict[str, Any],
+    *,
+    keep: int = 2,
+    extra: Callable[[Path], None] | None = None,
+) -> Path:
+    """Write `folder/step-00000123`: a safetensors file an entry of `tensors`, and `state` as JSON.
+
+    The folder appears under its name only when every byte is on the disk; only then are older ones
+    beyond `keep` removed, and what a killed process left half-written. `extra` may write more files
+    into the folder first.
+
+    Raises: CheckpointError if anything could not be written; what was whole before is still there.
+    """
+    folder = Path(folder)
+    final = folder / f"step-{step:08d}"
+    temporary, aside = (folder / f".{final.name}.{kind}" for kind in (os.getpid(), "replaced"))
+    _put_back(folder)
+    try:
+        for left in (temporary, aside):  # by a killed process
+            shutil.rmtree(left, ignore_errors=True)
+        _write_files(temporary, step, tensors, state, extra)
+        if final.exists():
+            os.rename(final, aside)
+        os.rename(temporary, final)
+        _sync(folder)
+    except (OSError, SafetensorError) as error:
+        shutil.rmtree(temporary, ignore_errors=True)
+        _put_back(folder)
+        raise CheckpointError(f"could not write {final}: {error}") from error
+    older = [path for path in checkpoints(folder) if path < final]
+    for path in [*older[: max(0, len(older) + 1 - keep)], *folder.glob(".step-*")]:
+        shutil.rmtree(path, ignore_errors=True)
+    return final
+
+
 def read_state(path: str | Path) -> dict[str, Any]:
     """The state in a checkpoint, after making sure that all its files are as they were written.
 
@@ -129,6 +154,8 @@ def read_state(path: str | Path) -> dict[str, Any]:
     if not isinstance(state, dict) or state.get("format") != FORMAT:
         found = state.get("format") if isinstance(state, dict) else type(state).__name__
         raise CheckpointError(f"{path} is in another format: {found!r}, not {FORMAT!r}")
+    if lacking := {"step", "files"} - state.keys():
+        raise CheckpointError(f"{path}/state.json says nothing of {', '.join(sorted(lacking))}")
     for name, (size, crc) in state["files"].items():
         if not (path / name).is_file():
             raise CheckpointError(f"{path}: {name} is missing")
@@ -149,6 +176,7 @@ def load_checkpoint(path: str | Path) -> tuple[dict[str, dict[str, Tensor]], dic
 
 def newest_checkpoint(folder: str | Path) -> Path | None:
     """The newest whole checkpoint in `folder`, or None; a damaged one is passed over, warned of."""
+    _put_back(Path(folder))
     for path in reversed(checkpoints(folder)):
         try:
             read_state(path)

@@ -33,13 +33,16 @@ def train(a: argparse.Namespace) -> None:
         if not _is_file(a):
             held_out = stories(a.corpus, a.held_out, "held out")
             looks["validate"] = lambda m: {"held_out": evaluate(m, held_out, tokenizer)}
-        if not a.quiet and a.parallel == "ddp":  # a sharded model cannot generate by itself
-            looks |= {"sample": lambda m: _sample(m, tokenizer, a.seed), "on_log": _show}
+        if not a.quiet:
+            looks |= {"sample": lambda m: _early_text(a, m, tokenizer), "on_log": _show}
         lengths = token_byte_lengths(tokenizer)
         source = _source(a, tokenizer)
         trainer = Trainer(model, source, config, token_bytes=lengths, progress=not a.quiet, **looks)
-        if a.resume and trainer.resume() and first:
-            print(f"resumed at step {trainer.step}", file=sys.stderr)
+        if a.resume:
+            found = trainer.resume()
+            if first:
+                stands = "resumed at" if found else "no whole checkpoint to go on from, so from"
+                print(f"{stands} step {trainer.step}", file=sys.stderr)
         start = time.perf_counter()
         trainer.train()
         tensors = distributed.whole_tensors(model)
@@ -51,12 +54,12 @@ def train(a: argparse.Namespace) -> None:
 
 def _prepare(a: argparse.Namespace) -> Any:
     """Make sure that the folder is free; make the tokenizer and, of a file, the token file."""
-    from minillm.checkpoint import checkpoints
     from minillm.data import TokenDataset
+    from minillm.metrics import check_free
     from minillm.tokenizer import BPETokenizer
 
-    if checkpoints(a.out) and not a.resume:
-        raise ValueError(f"{a.out} holds a run: give --resume to go on, or another --out")
+    if not a.resume:
+        check_free(a.out, "give --resume to go on, or another --out")
     if a.resume and (a.out / "tokenizer.json").exists():
         tokenizer = _tokenizer(a.out)
     elif a.tokenizer is not None:
@@ -175,6 +178,20 @@ def _finish(
         k: round(v, 4) for k, v in last.items() if k in ("loss", "bits_per_byte", "held_out")
     }
     print(f"{a.out}: {model.num_parameters():,} parameters, {trainer.tokens:,} tokens, {measured}")
+
+
+def _early_text(a: argparse.Namespace, model: Any, tokenizer: Any) -> str:
+    """A text of the model now; of a sharded one by a whole copy in process 0: all must call it."""
+    from minillm import distributed
+    from minillm.checkpoint import load_model_tensors
+
+    if distributed.is_sharded(model):
+        tensors, place = distributed.whole_tensors(model), next(model.parameters()).device
+        if distributed.world().rank > 0:
+            return ""
+        model = _model(a, tokenizer).to(place).eval()
+        load_model_tensors(model, tensors)
+    return _sample(model, tokenizer, a.seed)
 
 
 def _sample(model: Any, tokenizer: Any, seed: int) -> str:

@@ -14,7 +14,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["BatchSource", "TokenDataset", "WindowBatches", "check_settings", "get_batch"]
+__all__ = [
+    "BatchSource",
+    "TokenDataset",
+    "WindowBatches",
+    "check_settings",
+    "get_batch",
+    "pad_rows",
+]
 
 
 def get_batch(
@@ -40,6 +47,36 @@ def get_batch(
     windows = np.stack([np.asarray(tokens[s : s + context_length + 1]) for s in starts.tolist()])
     rows = torch.from_numpy(windows.astype(np.int64)).to(device)
     return rows[:, :-1], rows[:, 1:]
+
+
+def _write_tokens(
+    path: Path, documents: Iterable[list[int]], *, vocab_size: int, end_id: int
+) -> None:
+    """Write documents one by one, each with an end token; the file appears when it is whole."""
+    dtype, count = np.dtype("<u2" if vocab_size <= 2**16 else "<u4"), 0
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with open(temporary, "w+b") as file:
+            _write_header(file, dtype, 2**62)
+            for ids in documents:
+                row = np.asarray([*ids, end_id])
+                if row.min() < 0 or row.max() >= vocab_size:
+                    raise ValueError(f"ids {row.min()}..{row.max()}, vocabulary {vocab_size}")
+                file.write(row.astype(dtype).tobytes())
+                count += len(row)
+            file.seek(0)
+            _write_header(file, dtype, count)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _write_header(file: Any, dtype: np.dtype, count: int) -> None:
+    """numpy's own header; it leaves room for a count that grows, so it can be written twice."""
+    header = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False}
+    np.lib.format.write_array_header_1_0(file, {**header, "shape": (count,)})
 
 
 class TokenDataset:
@@ -82,32 +119,8 @@ class TokenDataset:
         cls, path: str | Path, documents: Iterable[list[int]], *, vocab_size: int, end_id: int
     ) -> "TokenDataset":
         """Write documents one by one, each with an end token; the file appears when it is whole."""
-        path, count = Path(path), 0
-        dtype = np.dtype("<u2" if vocab_size <= 2**16 else "<u4")
-        temporary = path.with_name(f".{path.name}.{os.getpid()}")
-        try:
-            with open(temporary, "w+b") as file:
-                _write_header(file, dtype, 2**62)
-                for ids in documents:
-                    row = np.asarray([*ids, end_id])
-                    if row.min() < 0 or row.max() >= vocab_size:
-                        raise ValueError(f"ids {row.min()}..{row.max()}, vocabulary {vocab_size}")
-                    file.write(row.astype(dtype).tobytes())
-                    count += len(row)
-                file.seek(0)
-                _write_header(file, dtype, count)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, path)
-        finally:
-            temporary.unlink(missing_ok=True)
+        _write_tokens(Path(path), documents, vocab_size=vocab_size, end_id=end_id)
         return cls(path, end_id=end_id)
-
-
-def _write_header(file: Any, dtype: np.dtype, count: int) -> None:
-    """numpy's own header; it leaves room for a count that grows, so it can be written twice."""
-    header = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False}
-    np.lib.format.write_array_header_1_0(file, {**header, "shape": (count,)})
 
 
 class BatchSource(Protocol):
@@ -155,3 +168,16 @@ def check_settings(saved: dict[str, Any], ours: dict[str, Any]) -> None:
     ]
     if wrong:
         raise ValueError("the saved run had other settings: " + "; ".join(wrong))
+
+
+def pad_rows(rows: list[list[int]], width: int, fill: int) -> tuple[Tensor, Tensor]:
+    """Rows of different length as inputs and targets, shifted by one; targets of padding are -100.
+
+    Shape: rows of at most W ids -> inputs (B, W - 1), targets (B, W - 1).
+    """
+    filled = np.full((len(rows), width), fill, dtype=np.int64)
+    targets = np.full((len(rows), width - 1), -100, dtype=np.int64)
+    for i, row in enumerate(rows):
+        filled[i, : len(row)] = row
+        targets[i, : len(row) - 1] = row[1:]
+    return torch.from_numpy(filled[:, :-1].copy()), torch.from_numpy(targets)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from minillm.data import TokenDataset, check_settings
+from minillm.data import pad_rows as pad_rows
 from minillm.optim import cross_entropy
 
 __all__ = [
@@ -84,102 +85,6 @@ class FileDocuments:
         self.index = state["index"]
 
 
-class DocumentBatches:
-    """Batches whose rows begin where a document begins; no document is cut or thrown away.
-
-    A row is the end token (as "begin here"), a document, the end token. With `layout="padded"` a
-    row holds one document; rows of like length share a batch of about `batch_size * context_length`
-    tokens, with -100 as the target of padding. With `layout="packed"` a row of `context_length`
-    holds as many whole documents as fit, each after the other's end token, and a batch has
-    `batch_size` rows.
-
-    Raises: ValueError for a document that does not fit a row.
-    """
-
-    def __init__(
-        self,
-        documents: Any,
-        batch_size: int,
-        context_length: int,
-        *,
-        end_id: int,
-        layout: Literal["padded", "packed"] = "padded",
-        pool: int = 16,
-        seed: int = 0,
-    ) -> None:
-        if layout not in ("padded", "packed") or min(batch_size, context_length, pool) < 1:
-            raise ValueError(f"{layout=}, {batch_size=}, {context_length=}, {pool=}")
-        self.documents, self.end_id = documents, end_id
-        self.settings = {"batch_size": batch_size, "context_length": context_length}
-        self.settings |= {"layout": layout, "pool": pool, "seed": seed, "end_id": end_id}
-        self._carry: list[list[int]] = []  # rows that did not fill a batch, for the next pool
-        self._pool: list[list[list[int]]] = []  # batches of rows, the next one first
-        self._before: dict[str, Any] = {}
-        self._taken = self._number = 0
-
-    def __next__(self) -> tuple[Tensor, Tensor]:
-        while self._taken >= len(self._pool):
-            self._fill()
-        rows = self._pool[self._taken]
-        self._taken += 1
-        width = self.settings["context_length"] + 1
-        if self.settings["layout"] == "padded":
-            width = min(width, -(-(max(map(len, rows)) - 1) // 8) * 8 + 1)
-        return pad_rows(rows, width, self.end_id)
-
-    def _fill(self) -> None:
-        """Draw documents for the next pool of batches and deal them out."""
-        self._before = {"documents": self.documents.state_dict(), "carry": self._carry}
-        self._before["number"] = self._number
-        size, length = self.settings["batch_size"], self.settings["context_length"]
-        rows, tokens = list(self._carry), sum(map(len, self._carry))
-        while tokens < self.settings["pool"] * size * length:
-            rows.append([self.end_id, *next(self.documents), self.end_id])
-            tokens += len(rows[-1]) - 1
-            if len(rows[-1]) > length + 1:
-                raise ValueError(
-                    f"a document of {len(rows[-1]) - 1} tokens does not fit rows of {length}"
-                )
-        shuffle = random.Random(f"{self.settings['seed']}/{self._number}").shuffle
-        if self.settings["layout"] == "padded":
-            rows.sort(key=len, reverse=self._number % 2 == 1)  # in turn: the carry must not stay
-            self._pool = _batches_of_like_length(rows, size * length)
-        else:
-            rows = _pack(rows, length + 1)
-            shuffle(rows)
-            self._pool = [rows[i : i + size] for i in range(0, len(rows), size)]
-        self._carry = self._pool.pop() if len(self._pool) > 1 else []
-        shuffle(self._pool)
-        self._taken, self._number = 0, self._number + 1
-
-    def state_dict(self) -> dict[str, Any]:
-        """Where we stand: the stream before the pool, rows carried in, batches taken."""
-        if not self._before:
-            self._fill()
-        return {**self.settings, **self._before, "taken": self._taken}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go where `state` says. Raises: ValueError if its settings are others than ours."""
-        check_settings({k: state.get(k) for k in self.settings}, self.settings)
-        self.documents.load_state_dict(state["documents"])
-        self._carry, self._number = state["carry"], state["number"]
-        self._fill()
-        self._taken = state["taken"]
-
-
-def pad_rows(rows: list[list[int]], width: int, fill: int) -> tuple[Tensor, Tensor]:
-    """Rows of different length as inputs and targets, shifted by one; targets of padding are -100.
-
-    Shape: rows of at most W ids -> inputs (B, W - 1), targets (B, W - 1).
-    """
-    filled = np.full((len(rows), width), fill, dtype=np.int64)
-    targets = np.full((len(rows), width - 1), -100, dtype=np.int64)
-    for i, row in enumerate(rows):
-        filled[i, : len(row)] = row
-        targets[i, : len(row) - 1] = row[1:]
-    return torch.from_numpy(filled[:, :-1].copy()), torch.from_numpy(targets)
-
-
 def _batches_of_like_length(rows: list[list[int]], budget: int) -> list[list[list[int]]]:
     """Cut rows, sorted by length, into batches whose padded size stays within `budget` tokens."""
     batches: list[list[list[int]]] = [[]]
@@ -205,6 +110,102 @@ def _pack(rows: list[list[int]], width: int) -> list[list[int]]:
             if width - len(place) < 8:
                 open_rows = [p for p in open_rows if p is not place]
     return packed
+
+
+def _deal(
+    rows: list[list[int]], settings: dict[str, Any], number: int
+) -> tuple[list[list[list[int]]], list[list[int]]]:
+    """The batches of pool `number`, the first to be dealt first, and the rows carried over."""
+    size, length = settings["batch_size"], settings["context_length"]
+    shuffle = random.Random(f"{settings['seed']}/{number}").shuffle
+    if settings["layout"] == "padded":
+        rows = sorted(rows, key=len, reverse=number % 2 == 1)  # in turn: the carry must not stay
+        batches = _batches_of_like_length(rows, size * length)
+    else:
+        rows = _pack(rows, length + 1)
+        shuffle(rows)
+        batches = [rows[i : i + size] for i in range(0, len(rows), size)]
+    carry = batches.pop() if len(batches) > 1 else []
+    shuffle(batches)
+    return batches, carry
+
+
+class _Pool:
+    """Draws documents for some batches at a time; remembers where the stream stood before."""
+
+    def __init__(
+        self,
+        documents: Any,
+        batch_size: int,
+        context_length: int,
+        *,
+        end_id: int,
+        layout: Literal["padded", "packed"] = "padded",
+        pool: int = 16,
+        seed: int = 0,
+    ) -> None:
+        if layout not in ("padded", "packed") or min(batch_size, context_length, pool) < 1:
+            raise ValueError(f"{layout=}, {batch_size=}, {context_length=}, {pool=}")
+        self.documents, self.end_id = documents, end_id
+        self.settings = {"batch_size": batch_size, "context_length": context_length}
+        self.settings |= {"layout": layout, "pool": pool, "seed": seed, "end_id": end_id}
+        self._carry: list[list[int]] = []  # rows that did not fill a batch, for the next pool
+        self._pool: list[list[list[int]]] = []  # batches of rows, the next one first
+        self._before: dict[str, Any] = {}
+        self._taken = self._number = 0
+
+    def _fill(self) -> None:
+        """Draw documents for the next pool of batches and deal them out."""
+        self._before = {"documents": self.documents.state_dict(), "carry": self._carry}
+        self._before["number"] = self._number
+        size, length = self.settings["batch_size"], self.settings["context_length"]
+        rows, tokens = list(self._carry), sum(map(len, self._carry))
+        while tokens < self.settings["pool"] * size * length:
+            rows.append([self.end_id, *next(self.documents), self.end_id])
+            tokens += len(rows[-1]) - 1
+            if len(rows[-1]) > length + 1:
+                raise ValueError(
+                    f"a document of {len(rows[-1]) - 1} tokens does not fit rows of {length}"
+                )
+        self._pool, self._carry = _deal(rows, self.settings, self._number)
+        self._taken, self._number = 0, self._number + 1
+
+
+class DocumentBatches(_Pool):
+    """Batches whose rows begin where a document begins; no document is cut or thrown away.
+
+    A row is the end token (as "begin here"), a document, the end token. With `layout="padded"` a
+    row holds one document; rows of like length share a batch of about `batch_size * context_length`
+    tokens, with -100 as the target of padding. With `layout="packed"` a row of `context_length`
+    holds as many whole documents as fit, each after the other's end token, and a batch has
+    `batch_size` rows.
+
+    Raises: ValueError for a document that does not fit a row.
+    """
+
+    def __next__(self) -> tuple[Tensor, Tensor]:
+        while self._taken >= len(self._pool):
+            self._fill()
+        rows = self._pool[self._taken]
+        self._taken += 1
+        width = self.settings["context_length"] + 1
+        if self.settings["layout"] == "padded":
+            width = min(width, -(-(max(map(len, rows)) - 1) // 8) * 8 + 1)
+        return pad_rows(rows, width, self.end_id)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where we stand: the stream before the pool, rows carried in, batches taken."""
+        if not self._before:
+            self._fill()
+        return {**self.settings, **self._before, "taken": self._taken}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go where `state` says. Raises: ValueError if its settings are others than ours."""
+        check_settings({k: state.get(k) for k in self.settings}, self.settings)
+        self.documents.load_state_dict(state["documents"])
+        self._carry, self._number = state["carry"], state["number"]
+        self._fill()
+        self._taken = state["taken"]
 
 
 @torch.no_grad()

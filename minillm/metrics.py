@@ -16,7 +16,30 @@ from typing import Any
 
 from tqdm import tqdm
 
-__all__ = ["Meter"]
+from minillm.checkpoint import checkpoints
+
+__all__ = ["Meter", "check_free"]
+
+
+def _append(path: Path, record: dict[str, Any]) -> None:
+    """Write a record at the end of a file, as one line; warn if that is not possible."""
+    try:
+        with open(path, "a", encoding="utf-8") as file:
+            file.write(json.dumps(record, ensure_ascii=False) + "\n")
+    except OSError as error:
+        warnings.warn(f"metrics not written: {error}", stacklevel=3)
+
+
+def _forget_after(path: Path, step: int) -> None:
+    """Drop records of steps that a resumed run takes again, and a line that a kill cut short."""
+    kept, old = [], path.read_bytes() if path.exists() else b""
+    for line in old.split(b"\n"):  # bytes: the cut may go through a character
+        with suppress(ValueError, KeyError, TypeError):
+            if json.loads(line)["step"] <= step:
+                kept.append(line + b"\n")
+    temporary = path.with_name(f".{path.name}")
+    temporary.write_bytes(b"".join(kept))
+    os.replace(temporary, path)
 
 
 class Meter:
@@ -27,12 +50,13 @@ class Meter:
         self.nats = self.targets = self.bytes = 0
         self.start, self.tokens_at_start = time.perf_counter(), trainer.tokens
         self.main = trainer.world.rank == 0
-        hidden = not (trainer.progress and self.main)
-        self.bar = tqdm(total=last, initial=trainer.step, unit="step", disable=hidden)
         self.path = None
         if trainer.config.folder is not None and self.main:
             self.path = Path(trainer.config.folder) / "metrics.jsonl"
+            self.path.parent.mkdir(parents=True, exist_ok=True)  # if it cannot be, tell it now
             _forget_after(self.path, trainer.step)
+        hidden = not (trainer.progress and self.main)
+        self.bar = tqdm(total=last, initial=trainer.step, unit="step", disable=hidden)
 
     def add(self, nats: float, targets: int, num_bytes: int, norm: float) -> None:
         """Count one step."""
@@ -43,11 +67,8 @@ class Meter:
     def write(self) -> None:
         """Record the mean since the last record."""
         trainer, seconds = self.trainer, time.perf_counter() - self.start
-        record = {
-            "step": trainer.step,
-            "tokens": trainer.tokens,
-            "loss": self.nats / max(1, self.targets),
-        }
+        record = {"step": trainer.step, "tokens": trainer.tokens}
+        record["loss"] = self.nats / max(1, self.targets)
         if self.bytes:
             record["bits_per_byte"] = self.nats / math.log(2) / self.bytes
         record["lr"] = trainer.optimizer.param_groups[0]["lr"]
@@ -59,25 +80,16 @@ class Meter:
         speed = f"{record['tokens_per_second']:,.0f} tokens/s"
         self.bar.set_postfix_str(f"loss {record['loss']:.3f}, {speed}")
         if self.path is not None:
-            try:
-                self.path.parent.mkdir(parents=True, exist_ok=True)
-                with open(self.path, "a", encoding="utf-8") as file:
-                    file.write(json.dumps(record, ensure_ascii=False) + "\n")
-            except OSError as error:
-                warnings.warn(f"metrics not written: {error}", stacklevel=2)
+            _append(self.path, record)
         if trainer.on_log is not None and self.main:
             trainer.on_log(record)
 
 
-def _forget_after(path: Path, step: int) -> None:
-    """Drop records of steps that a resumed run takes again, and a line that a kill cut short."""
-    if not path.exists():
-        return
-    kept = []
-    for line in path.read_bytes().split(b"\n"):  # bytes: the cut may go through a character
-        with suppress(ValueError, KeyError, TypeError):
-            if json.loads(line)["step"] <= step:
-                kept.append(line + b"\n")
-    temporary = path.with_name(f".{path.name}")
-    temporary.write_bytes(b"".join(kept))
-    os.replace(temporary, path)
+def check_free(folder: str | Path, advice: str = "resume it, or give another folder") -> None:
+    """Raise a ValueError if `folder` holds a run already: checkpoints, or records of its steps."""
+    found = [path.name for path in checkpoints(folder)[-1:]]
+    metrics = Path(folder) / "metrics.jsonl"
+    if metrics.is_file() and metrics.stat().st_size:
+        found.append(metrics.name)
+    if found:
+        raise ValueError(f"{folder} holds a run: {advice} (found {' and '.join(found)})")

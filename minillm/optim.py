@@ -87,6 +87,18 @@ def _slices(logits: Tensor) -> list[slice]:
     return [slice(start, start + size) for start in range(0, max(1, len(logits)), size)]
 
 
+def _adamw_step(p: Tensor, grad: Tensor, state: dict[str, Tensor], group: dict[str, Any]) -> None:
+    """One step of one parameter, in place; `state` holds m, v and how many steps were taken."""
+    beta1, beta2 = group["betas"]
+    state["step"] += 1
+    t = float(state["step"])
+    m = state["exp_avg"].lerp_(grad, 1 - beta1)
+    v = state["exp_avg_sq"].mul_(beta2).addcmul_(grad, grad, value=1 - beta2)
+    p.mul_(1 - group["lr"] * group["weight_decay"])
+    scale = (v / (1 - beta2**t)).sqrt_().add_(group["eps"])
+    p.addcdiv_(m, scale, value=-group["lr"] / (1 - beta1**t))
+
+
 class AdamW:
     """Adam with decoupled weight decay, for parameters or groups of them, as `torch.optim.AdamW`.
 
@@ -126,17 +138,7 @@ class AdamW:
                     if p not in self.state:
                         zeros = {"exp_avg": torch.zeros_like(p), "exp_avg_sq": torch.zeros_like(p)}
                         self.state[p] = {"step": torch.zeros(()), **zeros}
-                    self._move(p, p.grad, self.state[p], group)
-
-    def _move(self, p: Tensor, grad: Tensor, state: dict[str, Tensor], group: dict) -> None:
-        beta1, beta2 = group["betas"]
-        state["step"] += 1
-        t = float(state["step"])
-        m = state["exp_avg"].lerp_(grad, 1 - beta1)
-        v = state["exp_avg_sq"].mul_(beta2).addcmul_(grad, grad, value=1 - beta2)
-        p.mul_(1 - group["lr"] * group["weight_decay"])
-        scale = (v / (1 - beta2**t)).sqrt_().add_(group["eps"])
-        p.addcdiv_(m, scale, value=-group["lr"] / (1 - beta1**t))
+                    _adamw_step(p, p.grad, self.state[p], group)
 
 
 def decay_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:

@@ -18,11 +18,8 @@ __all__ = ["TrainConfig"]
 
 
 @dataclass(frozen=True)
-class TrainConfig:
-    """Everything that decides the numbers of a run, and where it is kept.
-
-    Raises: ValueError for values out of range.
-    """
+class _Settings:
+    """The values, checked."""
 
     steps: int
     max_lr: float = 1e-3
@@ -47,7 +44,8 @@ class TrainConfig:
     validate_every: int = 0  # also for sample texts; 0: only at the end
 
     def __post_init__(self) -> None:
-        self.learning_rate(0)
+        warmup = min(self.warmup_steps, self.steps)
+        cosine_schedule(0, self.max_lr, self.min_lr, warmup, self.steps)  # refuses what it must
         counts = (self.steps, self.accumulation, self.log_every, self.keep)
         if any(n < 1 or n % 1 for n in counts):
             raise ValueError(f"steps, accumulation, log_every and keep are counts from 1: {self}")
@@ -55,6 +53,14 @@ class TrainConfig:
             raise ValueError(f"max_norm must be positive, not {self.max_norm}")
         if self.precision not in ("float32", "bfloat16") or self.parallel not in ("ddp", "fsdp"):
             raise ValueError(f"precision {self.precision!r}, parallel {self.parallel!r}")
+
+
+@dataclass(frozen=True)
+class TrainConfig(_Settings):
+    """Everything that decides the numbers of a run, and where it is kept.
+
+    Raises: ValueError for values out of range.
+    """
 
     def learning_rate(self, step: int) -> float:
         """The rate of a step; a warm-up longer than the run is cut."""

@@ -26,7 +26,7 @@ from minillm.documents import FileDocuments as FileDocuments
 from minillm.documents import StoryDocuments as StoryDocuments
 from minillm.documents import evaluate as evaluate
 from minillm.documents import token_byte_lengths as token_byte_lengths
-from minillm.metrics import Meter
+from minillm.metrics import Meter, check_free
 from minillm.optim import AdamW as AdamW
 from minillm.optim import accumulate_gradients
 from minillm.optim import clip_grad_norm as clip_grad_norm
@@ -53,19 +53,27 @@ __all__ = [
 ]
 
 
-class _Stepper:
-    """A model, its optimizer and its data: takes one step, and saves where it stands."""
+def _share(batch: tuple[Tensor, Tensor], world: distributed.World) -> tuple[Tensor, Tensor]:
+    """The rows of a batch that belong to this process."""
+    if len(batch[0]) < world.size:
+        raise ValueError(f"a batch of {len(batch[0])} rows for {world.size} processes")
+    inputs, targets = (x[world.rank :: world.size] for x in batch)
+    return inputs, targets
 
-    def __init__(
-        self,
-        model: nn.Module,
-        source: BatchSource,
-        config: TrainConfig,
-        token_bytes: Tensor | None,
-    ) -> None:
+
+def _count(targets: Tensor, token_bytes: Tensor | None) -> list[int]:
+    """Targets that count, and the bytes of text they stand for."""
+    counted = targets[targets != -100]
+    return [len(counted), 0 if token_bytes is None else int(token_bytes[counted].sum())]
+
+
+class _Run:
+    """Model, data, settings, optimizer and random state of a run: saved, and resumed."""
+
+    def __init__(self, model: nn.Module, source: BatchSource, config: TrainConfig) -> None:
         self.model, self.source, self.config = model, source, config
-        self.token_bytes, self.device = token_bytes, next(model.parameters()).device
-        self.step, self.tokens, self.world = 0, 0, distributed.world()
+        self.device, self.world = next(model.parameters()).device, distributed.world()
+        self.step, self.tokens, self.begun = 0, 0, False
         with torch.random.fork_rng():
             torch.manual_seed(config.seed + self.world.rank)
             self.rng = checkpoint.rng_state(self.device)
@@ -74,24 +82,53 @@ class _Stepper:
             self.forward = torch.compile(self.forward)
         self.optimizer = config.optimizer(model)
 
+    def save(self, *, must: bool = True) -> Path | None:
+        """Write a checkpoint. If it need not be, a disk that is full for now is but a warning."""
+        state = {"config": self.config.numbers(), "tokens": self.tokens}
+        state["source"] = self.source.state_dict()
+        where = (self.config.folder, self.step, self.config.keep)
+        try:
+            return distributed.save(*where, self.model, self.optimizer, self.rng, state)
+        except CheckpointError as error:
+            if must:
+                raise
+            warnings.warn(f"{error}; training goes on", stacklevel=2)
+            return None
+
+    def resume(self, path: str | Path | None = None) -> bool:
+        """Continue from `path`, or from the newest whole checkpoint of the run; False if none is.
+
+        Raises: CheckpointError or ValueError for one that is damaged, foreign or of another run.
+        """
+        if path is None and self.config.folder:
+            path = checkpoint.newest_checkpoint(self.config.folder)
+        if path is not None:
+            state = checkpoint.read_state(path)
+            check_settings(state.get("config", {}), self.config.numbers())
+            self.rng, state = distributed.load(path, self.model, self.optimizer)
+            self.source.load_state_dict(state["source"])
+            self.step, self.tokens = state["step"], state["tokens"]
+        self.begun = True  # from here on the folder is this run's
+        return path is not None
+
+
+class _Stepper(_Run):
+    """Takes one step of a run, or leaves everything as it was."""
+
+    token_bytes: Tensor | None = None
+
     def one_step(self) -> tuple[float, int, int, float]:
         """One update; returns summed loss in nats, targets, bytes and the gradient's norm."""
         before, self.rng = self.source.state_dict(), checkpoint.rng_state(self.device)
-        whole = [next(self.source) for _ in range(self.config.accumulation)]
-        counts = [_count(targets, self.token_bytes) for _, targets in whole]
-        targets, num_bytes = (sum(column) for column in zip(*counts, strict=True))
-        loss = accumulate_gradients(
-            self.forward,
-            [self._share(batch) for batch in whole],
-            targets,
-            precision=self.config.precision,
-            world_size=self.world.size,
-        )
-        loss = float(distributed.sum_over_ranks(loss))
-        norm = float(clip_grad_norm(self.model.parameters(), self.config.max_norm))
-        if not (math.isfinite(loss) and math.isfinite(norm)):
-            self.optimizer.zero_grad()
-            where = self.save(before) if self.config.folder else "nowhere: no folder was given"
+        try:
+            loss, targets, num_bytes, norm = self._gradients()
+            sound = math.isfinite(loss) and math.isfinite(norm)
+        except BaseException:  # Ctrl-C too
+            self._undo(before)
+            raise
+        if not sound:
+            self._undo(before)
+            where = self.save() if self.config.folder else "nowhere: no folder was given"
             raise FloatingPointError(
                 f"step {self.step}: loss {loss}, gradient norm {norm}; state before it: {where}"
             )
@@ -102,20 +139,50 @@ class _Stepper:
         self.step, self.tokens = self.step + 1, self.tokens + targets
         return loss, targets, num_bytes, norm
 
-    def _share(self, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-        """The rows of a batch that belong to this process."""
-        rank, size = self.world.rank, self.world.size
-        if len(batch[0]) < size:
-            raise ValueError(f"a batch of {len(batch[0])} rows for {size} processes")
-        inputs, targets = (x[rank::size].to(self.device) for x in batch)
-        return inputs, targets
+    def _gradients(self) -> tuple[float, int, int, float]:
+        """Draw the batches of a step; leave their clipped gradient in the parameters."""
+        whole = [next(self.source) for _ in range(self.config.accumulation)]
+        counts = [_count(targets, self.token_bytes) for _, targets in whole]
+        targets, num_bytes = (sum(column) for column in zip(*counts, strict=True))
+        parts = [[x.to(self.device) for x in _share(batch, self.world)] for batch in whole]
+        how = {"precision": self.config.precision, "world_size": self.world.size}
+        loss = accumulate_gradients(self.forward, parts, targets, **how)
+        loss = float(distributed.sum_over_ranks(loss))
+        norm = float(clip_grad_norm(self.model.parameters(), self.config.max_norm))
+        return loss, targets, num_bytes, norm
 
-    def save(self, source: dict[str, Any] | None = None) -> Path:
-        """Write a checkpoint; `source` is the state of the data, if not the present one."""
-        state = {"config": self.config.numbers(), "tokens": self.tokens}
-        state["source"] = source or self.source.state_dict()
-        where = (self.config.folder, self.step, self.config.keep)
-        return distributed.save(*where, self.model, self.optimizer, self.rng, state)
+    def _undo(self, source: dict[str, Any]) -> None:
+        """As if the step had not begun."""
+        self.optimizer.zero_grad()
+        checkpoint.set_rng_state(self.rng, self.device)
+        self.source.load_state_dict(source)
+
+
+def _look(
+    model: nn.Module,
+    device: torch.device,
+    validate: Callable[[nn.Module], float | dict[str, float]] | None,
+    sample: Callable[[nn.Module], str] | None,
+) -> dict[str, Any]:
+    """Validation and a sample text; the training goes on as if nobody had looked."""
+    found, rng = {}, checkpoint.rng_state(device)
+    model.eval()
+    try:
+        with torch.no_grad():
+            if validate is not None:
+                value = validate(model)
+                value = value if isinstance(value, dict) else {"validation": value}
+                found |= {name: float(number) for name, number in value.items()}
+            if sample is not None:
+                found["sample"] = sample(model)
+    finally:
+        model.train()
+        checkpoint.set_rng_state(rng, device)
+    return found
+
+
+def _due(step: int, every: int) -> bool:
+    return every > 0 and step % every == 0
 
 
 class Trainer(_Stepper):
@@ -138,85 +205,37 @@ class Trainer(_Stepper):
         on_log: Callable[[dict[str, Any]], None] | None = None,
         progress: bool = True,
     ) -> None:
-        super().__init__(model, source, config, token_bytes)
+        super().__init__(model, source, config)
         self.validate, self.sample, self.on_log = validate, sample, on_log
-        self.progress = progress
+        self.token_bytes, self.progress = token_bytes, progress
         self.history: list[dict[str, Any]] = []
 
     def train(self, until: int | None = None) -> list[dict[str, Any]]:
         """Take steps until `config.steps` (or `until`), then save; returns the records of the log.
 
-        Raises: FloatingPointError with the step if its loss or gradient is not finite; the state
-            before that step is saved.
+        Raises: ValueError if the folder holds a run that was not resumed; FloatingPointError with
+            the step if its loss or gradient is not finite: the state before that step is saved.
         """
-        last = self.config.steps if until is None else min(until, self.config.steps)
+        config = self.config
+        last = config.steps if until is None else min(until, config.steps)
+        if config.folder and not self.begun:
+            check_free(config.folder)
+        self.begun = True
         checkpoint.set_rng_state(self.rng, self.device)
         self.model.train()
         meter = Meter(self, last)
-        while self.step < last:
-            meter.add(*self.one_step())
-            done = self.step == last
-            due = done or _due(self.step, self.config.log_every)
-            if done or _due(self.step, self.config.validate_every):
-                meter.extra |= self._look()
-                due = True
-            if due:
-                meter.write()
-            if done or _due(self.step, self.config.checkpoint_every):
-                self._save_or_warn(must=done)
-        meter.bar.close()
-        self.rng = checkpoint.rng_state(self.device)
-        return self.history
-
-    def _look(self) -> dict[str, Any]:
-        """Validation and a sample text, in evaluation mode, the random state untouched."""
-        found, rng = {}, checkpoint.rng_state(self.device)
-        self.model.eval()
-        with torch.no_grad():
-            if self.validate is not None:
-                value = self.validate(self.model)
-                value = value if isinstance(value, dict) else {"validation": value}
-                found |= {name: float(number) for name, number in value.items()}
-            if self.sample is not None:
-                found["sample"] = self.sample(self.model)
-        self.model.train()
-        checkpoint.set_rng_state(rng, self.device)
-        return found
-
-    def _save_or_warn(self, *, must: bool) -> None:
-        """Save; a disk that is full for now is a warning, at the end an error."""
-        if self.config.folder is None:
-            return
-        self.rng = checkpoint.rng_state(self.device)
         try:
-            self.save()
-        except checkpoint.CheckpointError as error:
-            if must:
-                raise
-            warnings.warn(f"{error}; training goes on", stacklevel=2)
-
-    def resume(self, path: str | Path | None = None) -> bool:
-        """Continue from `path`, or from the newest whole checkpoint of the run; False if none is.
-
-        Raises: CheckpointError or ValueError for one that is damaged, foreign or of another run.
-        """
-        if path is None:
-            path = checkpoint.newest_checkpoint(self.config.folder) if self.config.folder else None
-            if path is None:
-                return False
-        state = checkpoint.read_state(path)
-        check_settings(state.get("config", {}), self.config.numbers())
-        self.rng, state = distributed.load(path, self.model, self.optimizer)
-        self.source.load_state_dict(state["source"])
-        self.step, self.tokens = state["step"], state["tokens"]
-        return True
-
-
-def _due(step: int, every: int) -> bool:
-    return every > 0 and step % every == 0
-
-
-def _count(targets: Tensor, token_bytes: Tensor | None) -> list[int]:
-    """Targets that count, and the bytes of text they stand for."""
-    counted = targets[targets != -100]
-    return [len(counted), 0 if token_bytes is None else int(token_bytes[counted].sum())]
+            while self.step < last:
+                meter.add(*self.one_step())
+                done = self.step == last
+                if look := done or _due(self.step, config.validate_every):
+                    meter.extra |= _look(self.model, self.device, self.validate, self.sample)
+                if look or _due(self.step, config.log_every):
+                    meter.write()
+                if config.folder and (done or _due(self.step, config.checkpoint_every)):
+                    self.rng = checkpoint.rng_state(self.device)
+                    self.save(must=done)
+        finally:  # after an error or Ctrl-C too: the bar ends, and `train` may be called again
+            meter.bar.close()
+            self.rng = checkpoint.rng_state(self.device)
+        return self.history

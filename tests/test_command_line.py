@@ -1,6 +1,7 @@
 """python -m minillm: train, generate, eval, and what they say when something is wrong."""
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -70,10 +71,23 @@ def test_resume_refuses_other_settings(trained, capsys):
     assert "max_lr: saved 0.005, now 0.001" in capsys.readouterr().err
 
 
-def test_resume_without_a_run_begins_one(tmp_path):
+def test_resume_without_a_run_begins_one(tmp_path, capsys):
     out = tmp_path / "new"
     assert run("train", "--out", out, "--resume", "--steps", 1, *SMALL) == 0
     assert (out / "model.safetensors").exists()
+    assert "no whole checkpoint to go on from, so from step 0" in capsys.readouterr().err
+
+
+def test_a_run_killed_before_its_first_checkpoint_is_not_overwritten(tmp_path, capsys):
+    out = tmp_path / "killed"
+    out.mkdir()
+    (out / "metrics.jsonl").write_text('{"step": 90, "loss": 3.5}\n')
+    assert run("train", "--out", out, "--steps", 1, *SMALL) == 1
+    assert "killed holds a run: give --resume" in capsys.readouterr().err
+    assert [path.name for path in out.iterdir()] == ["metrics.jsonl"]  # the tokenizer neither
+    assert run("train", "--out", out, "--steps", 1, "--resume", *SMALL) == 0
+    lines = (out / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in lines] == [1]
 
 
 @pytest.mark.parametrize("layout", ["windows", "padded", "packed"])
@@ -99,6 +113,28 @@ def test_train_shows_progress_and_early_samples(tmp_path, capsys):
     shown = capsys.readouterr().err
     assert "tokens/s" in shown and "2/2" in shown
     assert re.search(r"step 1, held out \d\.\d{4}: ", shown)
+
+
+def test_a_sharded_model_shows_early_samples_too(trained, tmp_path):
+    """Under torchrun with FSDP: each process has a part, a whole copy in the first one writes."""
+    options = [word for word in SMALL if word != "--quiet"]
+    options += ["--tokenizer", trained, "--steps", 2, "--validate-every", 1, "--parallel", "fsdp"]
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command = [*torchrun, "-m", "minillm", "train", "--out", tmp_path / "o", *options]
+    done = subprocess.run(
+        [sys.executable, *map(str, command)],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 0, done.stderr
+    lines = (tmp_path / "o" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    shown = [json.loads(line)["sample"] for line in lines]
+    assert len(shown) == 2 and shown[0] != shown[1]
+    assert done.stderr.count("step 1, held out") == 1  # by one process
+    model, tokenizer = from_pretrained(tmp_path / "o")
+    assert commands._sample(model, tokenizer, 0) == shown[1] != ""  # what the whole model writes
 
 
 def test_chinese_stories_and_another_family(tmp_path):

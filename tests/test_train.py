@@ -3,6 +3,8 @@
 import contextlib
 import errno
 import functools
+import hashlib
+import itertools
 import json
 import math
 import os
@@ -24,7 +26,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from minillm import checkpoint
+from minillm import checkpoint, metrics
 from minillm.checkpoint import (
     CheckpointError,
     load_checkpoint,
@@ -419,6 +421,19 @@ def test_no_document_waits_for_ever(layout):
     assert len(first) > 400 and first <= given
 
 
+@pytest.mark.parametrize(
+    ("layout", "expected"), [("padded", "237d919f40a82e46"), ("packed", "3f59d8bd80f8acc1")]
+)
+def test_the_order_of_documents_is_that_of_older_versions(layout, expected):
+    """Or a run that was begun with one version could not go on exactly with the next."""
+    source = DocumentBatches(Documents(), 4, 48, end_id=END, layout=layout, pool=3)
+    digest = hashlib.sha256()
+    for _ in range(50):
+        inputs, targets = next(source)
+        digest.update(json.dumps([inputs.tolist(), targets.tolist()]).encode())
+    assert digest.hexdigest()[:16] == expected
+
+
 def test_document_batches_refuse_what_does_not_fit():
     with pytest.raises(ValueError, match="rows of 8"):
         next(DocumentBatches(Documents(), 4, 8, end_id=END))
@@ -673,12 +688,95 @@ def test_the_progress_bar_shows_loss_speed_and_time_left(capsys):
     assert "8/8" in shown and "tokens/s" in shown and "loss" in shown and "<00:00" in shown
 
 
+class Stop(BaseException):
+    """What Ctrl-C is: no Exception."""
+
+
+@pytest.mark.parametrize("error", [Stop, ValueError])
+def test_the_bar_ends_when_training_does(monkeypatch, capsys, error):
+    bars = []
+
+    class Bar(metrics.tqdm):
+        def __init__(self, *args, **kwargs):
+            super().__init__(*args, **kwargs)
+            self.closed = 0
+            bars.append(self)
+
+        def close(self):
+            self.closed += 1
+            super().close()
+
+    monkeypatch.setattr(metrics, "tqdm", Bar)
+    trainer = make(steps=8)
+    trainer.progress = True
+    trainer.source = Failing(trainer.source, at=3, error=error)
+    with pytest.raises(error):
+        trainer.train()
+    assert bars[0].closed == 1 and capsys.readouterr().err.endswith("\n")
+    trainer.train()
+    assert len(bars) == 2 and bars[1].closed == 1
+    assert "8/8" in capsys.readouterr().err
+
+
+class Failing:
+    """A source that fails once, at batch `at`."""
+
+    def __init__(self, source, at, error):
+        self.source, self.at, self.error = source, at, error
+
+    def __next__(self):
+        batch = next(self.source)
+        if self.source.index == self.at and self.error:
+            error, self.error = self.error, None
+            raise error
+        return batch
+
+    def state_dict(self):
+        return self.source.state_dict()
+
+    def load_state_dict(self, state):
+        self.source.load_state_dict(state)
+
+
+@pytest.mark.parametrize("place", ["source", "forward", "backward", "validate", "record"])
+def test_training_goes_on_exactly_after_an_interrupt(place):
+    """Ctrl-C, then `train()` again, as in a notebook."""
+    calls = []
+
+    def once(*_):
+        calls.append(place)
+        if len(calls) == 6:
+            if place != "record":
+                torch.rand(7)  # whatever it was doing with random numbers
+            raise Stop
+
+    trainer = make(steps=12, accumulation=2, log_every=1, validate_every=1)
+    if place == "source":
+        trainer.source = Failing(trainer.source, at=6, error=Stop)
+    elif place == "forward":
+        trainer.model.norm.register_forward_hook(once)
+    elif place == "backward":
+        trainer.model.mix.weight.register_hook(once)
+    elif place == "validate":
+        trainer.validate = lambda model: once() or 0.0
+    else:
+        trainer.on_log = once
+    with pytest.raises(Stop):
+        trainer.train()
+    assert 2 <= trainer.step <= 6 and trainer.model.mix.weight.grad is None
+    trainer.train()
+    reference = make(steps=12, accumulation=2)
+    reference.train()
+    assert trainer.step == 12 and same(trainer, reference)
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
         ({"steps": 0}, "counts from 1"),
         ({"steps": 2.5}, "counts from 1"),
         ({"steps": 5, "accumulation": 0}, "counts from 1"),
+        ({"steps": 5, "warmup_steps": -1}, "warm-up -1 of 5"),
         ({"steps": 5, "max_norm": 0.0}, "max_norm must be positive, not 0.0"),
         ({"steps": 5, "precision": "float16"}, "precision 'float16'"),
         ({"steps": 5, "parallel": "pipes"}, "parallel 'pipes'"),
@@ -737,6 +835,39 @@ def test_forgetting_the_sampler_changes_the_run(tmp_path):
     assert not same(whole, forgetful)
 
 
+def test_a_new_run_does_not_overwrite_an_old_one(tmp_path):
+    make(tmp_path, log_every=1).train(until=6)
+    before = {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()}
+    new = make(tmp_path)
+    with pytest.raises(ValueError, match=r"holds a run: resume it.*step-00000006 and metrics"):
+        new.train()
+    other = make(tmp_path, max_lr=2e-3)
+    with pytest.raises(ValueError, match="max_lr"):
+        other.resume()
+    with pytest.raises(ValueError, match="holds a run"):  # a refused resume is none
+        other.train()
+    assert {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()} == before
+    assert new.step == 0
+    assert new.resume()
+    new.train(until=8)
+    new.train()  # the same object may go on as often as it likes
+    assert [r["step"] for r in records(tmp_path)] == [*range(1, 7), 8, 12, 16, 20, 24]
+
+
+def test_records_without_a_checkpoint_are_a_run_too(tmp_path):
+    """Killed before its first checkpoint, which is all that is left of it."""
+    make(tmp_path, log_every=1).train(until=3)
+    shutil.rmtree(tmp_path / "step-00000003")
+    with pytest.raises(ValueError, match=r"holds a run.*\(found metrics\.jsonl\)"):
+        make(tmp_path).train()
+    assert [r["step"] for r in records(tmp_path)] == [1, 2, 3]
+    again = make(tmp_path, log_every=2)
+    assert not again.resume()  # the word that it may be begun anew
+    again.train(until=4)
+    assert [r["step"] for r in records(tmp_path)] == [2, 4]
+    metrics.check_free(tmp_path / "nowhere")
+
+
 def test_metrics_of_repeated_steps_are_written_once(tmp_path):
     make(tmp_path, log_every=1, keep=9).train(until=12)
     shutil.rmtree(tmp_path / "step-00000012")
@@ -768,8 +899,9 @@ KILLED = """
     import os, random, signal, sys, time
     sys.path.insert(0, sys.argv[1])
     import torch
-    from test_train import make
+    from test_train import END, Documents, make
     from minillm import checkpoint
+    from minillm.train import DocumentBatches
 
     folder, rng = sys.argv[2], random.Random(4)
     torch.set_num_threads(1)
@@ -781,7 +913,9 @@ KILLED = """
         if child:
             os.close(end)
             return child, pipe
-        trainer = make(f"{folder}/{name}", 120, checkpoint_every=2, log_every=1, fused=False)
+        source = DocumentBatches(Documents(), 2, 48, end_id=END, pool=3)
+        settings = {"checkpoint_every": 2, "log_every": 1, "fused": False}
+        trainer = make(f"{folder}/{name}", 120, source=source, **settings)
         trainer.resume()
         trainer.on_log = lambda record: os.write(end, b"!")
         trainer.train(until=trainer.step + most)
@@ -804,7 +938,8 @@ KILLED = """
         print(int(names[-1][5:]) if names else 0)
     os.waitpid(run("killed")[0], 0)
     ends = [f"{folder}/{name}/step-00000120" for name in ("whole", "killed")]
-    whole, killed = (checkpoint.load_checkpoint(end)[0] for end in ends)
+    (whole, one), (killed, two) = (checkpoint.load_checkpoint(end) for end in ends)
+    assert one["source"] == two["source"] and one["tokens"] == two["tokens"]
     for kind in ("model", "optimizer", "rng"):
         assert whole[kind].keys() == killed[kind].keys()
         assert all(torch.equal(whole[kind][n], killed[kind][n]) for n in whole[kind]), kind
@@ -853,6 +988,9 @@ def test_damaged_checkpoints_say_what_is_wrong(tmp_path):
     (path / "state.json").write_text(state[:-5])
     with pytest.raises(CheckpointError, match="cut short"):
         load_checkpoint(path)
+    (path / "state.json").write_text(json.dumps({"format": checkpoint.FORMAT, "step": 10}))
+    with pytest.raises(CheckpointError, match=r"state\.json says nothing of files"):
+        load_checkpoint(path)
     (path / "state.json").write_text(json.dumps({"format": "other", "files": {}}))
     with pytest.raises(CheckpointError, match="another format: 'other'"):
         load_checkpoint(path)
@@ -861,6 +999,78 @@ def test_damaged_checkpoints_say_what_is_wrong(tmp_path):
         load_checkpoint(path)
     with pytest.raises(CheckpointError, match="no such checkpoint"):
         load_checkpoint(tmp_path / "nowhere")
+
+
+def unplugged(monkeypatch, number, save):
+    """Run `save`, but stop for good before change `number` of the disk; did it come so far?"""
+    changes = itertools.count()
+
+    def watched(change):
+        def guarded(*args, **kwargs):
+            if next(changes) == number:
+                raise Stop
+            return change(*args, **kwargs)
+
+        return guarded
+
+    with monkeypatch.context() as patch:
+        for name in ("mkdir", "rename", "replace", "unlink", "rmdir", "fsync"):
+            patch.setattr(os, name, watched(getattr(os, name)))
+        patch.setattr(checkpoint, "save_file", watched(checkpoint.save_file))
+        try:
+            save()
+        except Stop:
+            return True
+    return False
+
+
+@pytest.mark.parametrize("keep", [1, 2])
+@pytest.mark.parametrize("steps", [[4, 5], [5, 5], [3, 4, 5]])
+def test_a_whole_checkpoint_is_there_at_every_moment(tmp_path, monkeypatch, steps, keep):
+    """Stopped before each change of the disk in turn; the same step twice is the hard case."""
+    *earlier, last = steps
+
+    def save(step, value):
+        tensors = {"model": {"w": torch.full((3,), float(value))}, "rng": {"cpu": torch.ones(2)}}
+        checkpoint.save_checkpoint(tmp_path, step, tensors, {"value": value}, keep=keep)
+
+    for number in itertools.count():
+        for path in tmp_path.iterdir():
+            shutil.rmtree(path)
+        for value, step in enumerate(earlier):
+            save(step, value)
+        stopped = unplugged(monkeypatch, number, lambda: save(last, len(earlier)))
+        tensors, state = load_checkpoint(newest_checkpoint(tmp_path))
+        found = {(earlier[-1], len(earlier) - 1), (last, len(earlier))}
+        assert (state["step"], state["value"]) in found
+        assert tensors["model"]["w"].tolist() == [state["value"]] * 3
+        save(6, 9)  # the run goes on, and what was left behind is gone
+        names = sorted(path.name for path in tmp_path.iterdir())
+        assert names[-1] == "step-00000006" and len(names) <= keep
+        assert all(name.startswith("step-") for name in names)
+        if not stopped:
+            assert (state["step"], state["value"]) == (last, len(earlier))
+            break
+    assert number > 8  # folder, two files, syncs, renames, removals
+
+
+def test_a_replacement_that_fails_puts_the_old_one_back(tmp_path, monkeypatch):
+    path = damaged(tmp_path)
+    before = {p.name: p.read_bytes() for p in path.iterdir()}
+    rename = os.rename
+
+    def refuse(source, target):
+        if ".replaced" not in f"{source}{target}":
+            raise OSError(errno.EIO, "Input/output error")
+        rename(source, target)
+
+    trainer = make(tmp_path, keep=3)
+    trainer.resume()
+    monkeypatch.setattr(checkpoint.os, "rename", refuse)
+    with pytest.raises(CheckpointError, match="Input/output error"):
+        trainer.save()
+    assert {p.name: p.read_bytes() for p in path.iterdir()} == before
+    assert not list(tmp_path.glob(".step-*"))
 
 
 def test_the_newest_whole_checkpoint_is_found(tmp_path):
@@ -960,27 +1170,80 @@ def test_metrics_that_cannot_be_written_do_not_stop_the_run(tmp_path):
     assert trainer.step == 20 and len(trainer.history) == 20
 
 
-def test_a_file_system_that_turns_read_only_loses_nothing(tmp_path, monkeypatch):
+@pytest.mark.parametrize("call", ["mkdir", "fsync", "rename"])
+def test_a_file_system_that_turns_read_only_loses_nothing(tmp_path, monkeypatch, call):
     path = damaged(tmp_path)
     trainer = make(tmp_path, keep=3)
     assert trainer.resume() and trainer.step == 10
 
-    def refuse(*_):
+    def refuse(*_, **__):
         raise OSError(errno.EROFS, "Read-only file system")
 
-    monkeypatch.setattr(checkpoint.os, "rename", refuse)
-    with (
-        pytest.warns(UserWarning, match="Read-only file system; training goes on"),
-        pytest.raises(CheckpointError, match="step-00000016"),
-    ):
-        trainer.train(until=16)
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint.os, call, refuse)
+        with (
+            pytest.warns(UserWarning, match="Read-only file system; training goes on"),
+            pytest.raises(CheckpointError, match="step-00000016"),
+        ):
+            trainer.train(until=16)
     assert newest_checkpoint(tmp_path) == path
+    assert not list(tmp_path.glob(".step-*"))
 
 
-def test_a_folder_that_cannot_be_written_is_an_error_that_names_it(tmp_path):
+@contextlib.contextmanager
+def read_only(folder):
+    """Nobody may write into `folder` in here; root, who may always, is somebody else meanwhile."""
+    modes = {path: path.stat().st_mode for path in [folder, *folder.rglob("*")]}
+    root = os.geteuid() == 0
+    for path in modes:
+        path.chmod(0o555 if path.is_dir() else 0o444)
+    try:
+        if root:
+            os.seteuid(65534)
+        yield
+    finally:
+        if root:
+            os.seteuid(0)
+        for path, mode in modes.items():
+            path.chmod(mode)
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid"), reason="needs the permissions of a Unix system")
+@pytest.mark.parametrize("when", ["before", "during"])
+def test_a_read_only_folder_loses_nothing(tmp_path, monkeypatch, when):
+    path = damaged(tmp_path)
+    before = {p: p.read_bytes() for p in tmp_path.rglob("*.safetensors")}
+    monkeypatch.chdir(tmp_path)  # the way there may be closed to others than root
+    trainer = make(".", keep=3)
+    with contextlib.ExitStack() as stack:
+        if when == "before":  # said at once, not after days of training
+            stack.enter_context(read_only(tmp_path))
+            stack.enter_context(pytest.raises(PermissionError, match=r"metrics\.jsonl"))
+        else:
+            error = r"could not write step-00000016.*Permission denied"
+            stack.enter_context(pytest.raises(CheckpointError, match=error))
+            stack.enter_context(pytest.warns(UserWarning, match="step-00000015.*goes on"))
+            stack.enter_context(pytest.warns(UserWarning, match="metrics not written"))
+            trainer.on_log = lambda record: (
+                stack.enter_context(read_only(tmp_path)) if record["step"] == 12 else None
+            )
+        assert trainer.resume() and trainer.step == 10
+        trainer.train(until=16)
+    assert trainer.step == {"before": 10, "during": 16}[when]
+    assert {p: p.read_bytes() for p in tmp_path.rglob("*.safetensors")} == before
+    assert newest_checkpoint(tmp_path) == path and not list(tmp_path.glob(".step-*"))
+    again = make(tmp_path, keep=3)  # writable again: nothing was lost
+    assert again.resume()
+    again.train(until=16)
+    assert [r["step"] for r in records(tmp_path)][-2:] == [12, 16]
+
+
+def test_a_folder_that_cannot_be_written_is_an_error_before_the_first_step(tmp_path):
     (tmp_path / "file").write_text("in the way")
-    with pytest.raises(CheckpointError, match="file/step-00000003"), pytest.warns(UserWarning):
-        make(tmp_path / "file", steps=3, checkpoint_every=0).train()
+    trainer = make(tmp_path / "file", steps=3, checkpoint_every=0)
+    with pytest.raises(OSError, match="file"):
+        trainer.train()
+    assert trainer.step == 0
 
 
 def test_tied_weights_are_saved_once_and_tied_after_loading(tmp_path):
@@ -1021,6 +1284,7 @@ def test_nan_stops_with_the_step_and_a_saved_state(tmp_path):
     tensors, state = load_checkpoint(tmp_path / "step-00000007")
     assert all(t.isfinite().all() for t in tensors["model"].values())
     assert state["source"]["index"] == 7  # the batch that did it is drawn again
+    assert trainer.source.index == 7 and trainer.model.mix.weight.grad is None
     torch.manual_seed(0)
     healthy = make(tmp_path, model=Scaled())
     assert healthy.resume() and healthy.step == 7
