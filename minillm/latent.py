@@ -11,7 +11,7 @@ from torch import Tensor
 
 from minillm.attention import attention, causal_mask
 
-__all__ = ["latent_attention_absorbed", "latent_attention_naive"]
+__all__ = ["latent_attention_absorbed", "latent_attention_naive", "multiplications"]
 
 
 def latent_attention_naive(
@@ -68,3 +68,13 @@ def latent_attention_absorbed(
     bias = (q_pe * scale).reshape(B, 1, H * T, P) @ k_pe.transpose(2, 3)  # (B, 1, H * T, S)
     y = attention(q_latent, latent, latent, mask=mask, bias=bias, scale=scale)
     return torch.einsum("bhtr,hvr->bhtv", y.view(B, H, T, R), w_v)
+
+
+def multiplications(
+    num_queries: int, num_keys: int, *, rank: int, nope_dim: int, rope_dim: int, value_dim: int
+) -> tuple[int, int]:
+    """What T queries and S keys cost one head, in the naive and in the absorbed form."""
+    T, S, R, N, P, V = num_queries, num_keys, rank, nope_dim, rope_dim, value_dim
+    naive = S * R * (N + V) + T * S * (N + P + V)
+    absorbed = T * R * (N + V) + T * S * (R + P + R)
+    return naive, absorbed

@@ -7,13 +7,14 @@ the caller. Explained in notebook 04.
 # Built from notebooks/04_multihead.ipynb: edit there, then make build.
 
 from collections.abc import Callable
+from functools import partial
 from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
 from minillm.attention import attention
-from minillm.latent import latent_attention_absorbed, latent_attention_naive
+from minillm.latent import latent_attention_absorbed, latent_attention_naive, multiplications
 
 __all__ = [
     "MultiHeadAttention",
@@ -60,21 +61,8 @@ def _check_sizes(**sizes: int | None) -> None:
             raise ValueError(f"{name} must be at least 1, not {size}")
 
 
-class MultiHeadAttention(nn.Module):
-    """Attention with `num_heads` query heads that share `num_kv_heads` key and value heads.
-
-    MHA if the two are equal (the default), MQA if there is one key head, GQA in between.
-    The names of its parts are those of Hugging Face's Llama.
-
-    Args:
-        head_dim: size of a head; hidden_size // num_heads if not given.
-        bias, out_bias: whether q_proj, k_proj and v_proj, and whether o_proj, add a bias.
-        qk_norm: makes a norm of a given size, for each query and key before rotation (Qwen3).
-        scale: factor on the scores; 1 / sqrt(head_dim) if not given.
-        dropout: share of attention weights dropped while training.
-    Raises: ValueError if the sizes do not fit each other.
-    Source: Vaswani et al. 2017, section 3.2.2; MQA Shazeer 2019; GQA Ainslie et al. 2023.
-    """
+class _Projections(nn.Module):
+    """The four matrices of `MultiHeadAttention`, which says what the sizes mean."""
 
     def __init__(
         self,
@@ -91,9 +79,8 @@ class MultiHeadAttention(nn.Module):
     ) -> None:
         super().__init__()
         G = num_heads if num_kv_heads is None else num_kv_heads
-        _check_sizes(
-            hidden_size=hidden_size, num_heads=num_heads, num_kv_heads=G, head_dim=head_dim
-        )
+        _check_sizes(hidden_size=hidden_size, num_heads=num_heads)
+        _check_sizes(num_kv_heads=G, head_dim=head_dim)
         if num_heads % G:
             raise ValueError(f"{num_heads} query heads cannot share {G} key heads equally")
         if head_dim is None and hidden_size % num_heads:
@@ -110,6 +97,23 @@ class MultiHeadAttention(nn.Module):
         self.v_proj = nn.Linear(hidden_size, G * D, bias=bias)
         self.o_proj = nn.Linear(num_heads * D, hidden_size, bias=out_bias)
         self.q_norm, self.k_norm = (qk_norm(D), qk_norm(D)) if qk_norm else (None, None)
+
+
+class MultiHeadAttention(_Projections):
+    """Attention with `num_heads` query heads that share `num_kv_heads` key and value heads.
+
+    MHA if the two are equal (the default), MQA if there is one key head, GQA in between.
+    The names of its parts are those of Hugging Face's Llama.
+
+    Args:
+        head_dim: size of a head; hidden_size // num_heads if not given.
+        bias, out_bias: whether q_proj, k_proj and v_proj, and whether o_proj, add a bias.
+        qk_norm: makes a norm of a given size, for each query and key before rotation (Qwen3).
+        scale: factor on the scores; 1 / sqrt(head_dim) if not given.
+        dropout: share of attention weights dropped while training.
+    Raises: ValueError if the sizes do not fit each other.
+    Source: Vaswani et al. 2017, section 3.2.2; MQA Shazeer 2019; GQA Ainslie et al. 2023.
+    """
 
     def forward(
         self,
@@ -140,27 +144,11 @@ class MultiHeadAttention(nn.Module):
         return self.o_proj(merge_heads(y))
 
 
-def _rms_norm(size: int) -> nn.Module:
-    return nn.RMSNorm(size, eps=1e-6)
+_RMS_NORM = partial(nn.RMSNorm, eps=1e-6)
 
 
-class MultiHeadLatentAttention(nn.Module):
-    """Attention whose keys and values all come from one small latent vector a position (MLA).
-
-    Cached are the normalised latent and one rotated key that all heads share, never keys and values
-    of single heads. The names and shapes of its parts are those of Hugging Face's DeepSeek-V3.
-
-    Args:
-        kv_lora_rank: R, the size of the latent.
-        qk_nope_head_dim: N, the size of a query's part that meets the latent, unrotated.
-        qk_rope_head_dim: P, the size of a query's part that meets the shared rotated key.
-        v_head_dim: V, the size of a head's value.
-        q_lora_rank: size of a latent for the queries; without one they come straight from x.
-        norm: makes a norm of a given size, for both latents.
-        scale: factor on the scores; 1 / sqrt(N + P) if not given.
-    Raises: ValueError if a size is below 1.
-    Source: DeepSeek-AI 2024 (DeepSeek-V2), section 2.1, equations 37 to 47.
-    """
+class _LatentProjections(nn.Module):
+    """The matrices of `MultiHeadLatentAttention`, which says what the sizes mean."""
 
     def __init__(
         self,
@@ -172,7 +160,7 @@ class MultiHeadLatentAttention(nn.Module):
         qk_rope_head_dim: int,
         v_head_dim: int,
         q_lora_rank: int | None = None,
-        norm: Callable[[int], nn.Module] = _rms_norm,
+        norm: Callable[[int], nn.Module] = _RMS_NORM,
         scale: float | None = None,
     ) -> None:
         super().__init__()
@@ -195,12 +183,35 @@ class MultiHeadLatentAttention(nn.Module):
         self.kv_b_proj = nn.Linear(R, num_heads * (N + V), bias=False)
         self.o_proj = nn.Linear(num_heads * V, hidden_size, bias=False)
 
+    def _queries(self, x: Tensor) -> Tensor:
+        if self.q_lora_rank is None:
+            return self.q_proj(x)
+        return self.q_b_proj(self.q_a_layernorm(self.q_a_proj(x)))
+
+
+class MultiHeadLatentAttention(_LatentProjections):
+    """Attention whose keys and values all come from one small latent vector a position (MLA).
+
+    Cached are the normalised latent and one rotated key that all heads share, never keys and values
+    of single heads. The names and shapes of its parts are those of Hugging Face's DeepSeek-V3.
+
+    Args:
+        kv_lora_rank: R, the size of the latent.
+        qk_nope_head_dim: N, the size of a query's part that meets the latent, unrotated.
+        qk_rope_head_dim: P, the size of a query's part that meets the shared rotated key.
+        v_head_dim: V, the size of a head's value.
+        q_lora_rank: size of a latent for the queries; without one they come straight from x.
+        norm: makes a norm of a given size, for both latents.
+        scale: factor on the scores; 1 / sqrt(N + P) if not given.
+    Raises: ValueError if a size is below 1.
+    Source: DeepSeek-AI 2024 (DeepSeek-V2), section 2.1, equations 37 to 47.
+    """
+
     def absorbing_pays(self, num_queries: int, num_keys: int) -> bool:
         """Whether T queries and S keys cost fewer multiplications absorbed than naive."""
-        T, S, R, V = num_queries, num_keys, self.kv_lora_rank, self.v_head_dim
-        N, P = self.qk_nope_head_dim, self.qk_rope_head_dim
-        naive = S * R * (N + V) + T * S * (N + P + V)
-        absorbed = T * R * (N + V) + T * S * (R + P + R)
+        N, P, V = self.qk_nope_head_dim, self.qk_rope_head_dim, self.v_head_dim
+        sizes = {"rank": self.kv_lora_rank, "nope_dim": N, "rope_dim": P, "value_dim": V}
+        naive, absorbed = multiplications(num_queries, num_keys, **sizes)
         return absorbed < naive
 
     def forward(
@@ -237,8 +248,3 @@ class MultiHeadLatentAttention(nn.Module):
         weight = self.kv_b_proj.weight
         y = attend(q, latent, k_pe, weight, scale=self.scale, mask=mask, is_causal=is_causal)
         return self.o_proj(merge_heads(y))
-
-    def _queries(self, x: Tensor) -> Tensor:
-        if self.q_lora_rank is None:
-            return self.q_proj(x)
-        return self.q_b_proj(self.q_a_layernorm(self.q_a_proj(x)))
