@@ -263,6 +263,17 @@ def test_an_end_token_that_the_file_adds(tmp_path):
     assert not found.add_bos
 
 
+@pytest.mark.parametrize("kind", ["falcon", "llama-2"])
+def test_added_tokens_are_spelled_as_they_are(kind, folder):
+    tokenizer = load_tokenizer(folder(kind)).library
+    names = ["<|é|>", "<a▁b>", "<Ġ>"]
+    tokenizer.add_special_tokens(names)
+    found = WrappedTokenizer(tokenizer)
+    ids = found.encode("".join(names), allowed_special="all")[-3:]
+    assert ids == [found.special_tokens[name] for name in names]
+    assert found.decode_bytes(ids) == "".join(names).encode()
+
+
 def test_limits_in_the_file_do_not_cut_texts(tmp_path):
     tokenizer = old_style()
     tokenizer.enable_truncation(4)
