@@ -51,12 +51,8 @@ FAMILIES: dict[str, Family] = {
 
 
 @dataclass(frozen=True)
-class ModelConfig:
-    """Everything that fixes a model's shape and arithmetic, under Hugging Face's keys.
-
-    None means: what the family does (`FAMILIES`), or what follows from the other keys.
-    Raises: ValueError, with the values, if they contradict each other or the family is unknown.
-    """
+class _Keys:
+    """The numbers of a config, and the family that reads them."""
 
     vocab_size: int
     hidden_size: int
@@ -89,6 +85,79 @@ class ModelConfig:
     qk_rope_head_dim: int | None = None
     v_head_dim: int | None = None
 
+    @property
+    def family(self) -> Family:
+        """What the family does that no key says."""
+        return FAMILIES[self.model_type]
+
+
+def _defaults(c: _Keys) -> dict[str, Any]:
+    """What stands for None: the family's habit, or what follows from other keys."""
+    family = c.family
+    return {
+        "num_key_value_heads": c.num_attention_heads,
+        "head_dim": c.qk_rope_head_dim if family.latent else c.hidden_size // c.num_attention_heads,
+        "intermediate_size": None if family.gated else 4 * c.hidden_size,
+        "hidden_act": family.activation,
+        "rms_norm_eps": family.norm_eps,
+        "rope_interleave": family.latent,
+        "attention_bias": family.bias,
+        "mlp_bias": family.bias,
+        "tie_word_embeddings": family.tied,
+        "parallel_attn": family.parallel,
+        "num_ln_in_parallel_attn": 1 if family.parallel else None,
+    }
+
+
+def _check_sizes(c: _Keys) -> None:
+    sizes = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads")
+    optional = (
+        "intermediate_size",
+        "num_key_value_heads",
+        "head_dim",
+        "sliding_window",
+        "kv_lora_rank",
+    )
+    optional += ("q_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+    for key in (*sizes, *optional, "max_position_embeddings"):
+        value = getattr(c, key)
+        if (value is None and key in optional) or (isinstance(value, int) and value > 0):
+            continue
+        raise ValueError(f"{key} must be a positive integer, not {value!r}")
+    if c.head_dim is None and not c.family.latent and c.hidden_size % c.num_attention_heads:
+        heads = f"{c.num_attention_heads} heads"
+        raise ValueError(f"hidden_size {c.hidden_size} does not divide into {heads}: give head_dim")
+
+
+def _check_config(c: _Keys) -> None:
+    H, G, D = c.num_attention_heads, c.num_key_value_heads, c.head_dim
+    latent = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+    needed = ("intermediate_size", *(latent if c.family.latent else ()))
+    missing = [key for key in needed if getattr(c, key) is None]
+    if missing:
+        raise ValueError(f"a {c.model_type} config lacks {', '.join(missing)}")
+    if c.family.latent and c.attention_bias:
+        raise ValueError("deepseek_v3 with attention_bias=True is not supported")
+    if H % G:
+        raise ValueError(f"{H} query heads do not share {G} key/value heads evenly")
+    if c.family.rotary and D % 2:
+        raise ValueError(f"rotary positions turn pairs: head_dim {D} is odd")
+    if c.hidden_act not in ACTIVATIONS:
+        raise ValueError(f"unknown hidden_act {c.hidden_act!r}; known are {', '.join(ACTIVATIONS)}")
+    for key in ("bos_token_id", "pad_token_id", "eos_token_id"):
+        ids = c.eos_token_ids if key == "eos_token_id" else (getattr(c, key),)
+        if any(i is not None and not 0 <= i < c.vocab_size for i in ids):
+            raise ValueError(f"{key} {getattr(c, key)} is outside a vocabulary of {c.vocab_size}")
+
+
+@dataclass(frozen=True)
+class ModelConfig(_Keys):
+    """Everything that fixes a model's shape and arithmetic, under Hugging Face's keys.
+
+    None means: what the family does (`FAMILIES`), or what follows from the other keys.
+    Raises: ValueError, with the values, if they contradict each other or the family is unknown.
+    """
+
     def __post_init__(self) -> None:
         if self.model_type not in FAMILIES:
             known = ", ".join(FAMILIES)
@@ -98,11 +167,6 @@ class ModelConfig:
             if getattr(self, key) is None:
                 object.__setattr__(self, key, value)
         _check_config(self)
-
-    @property
-    def family(self) -> Family:
-        """What the family does that no key says."""
-        return FAMILIES[self.model_type]
 
     @property
     def eos_token_ids(self) -> tuple[int, ...]:
@@ -137,62 +201,3 @@ class ModelConfig:
         from minillm.families import write_config
 
         return write_config(self)
-
-
-def _check_sizes(c: ModelConfig) -> None:
-    sizes = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads")
-    optional = (
-        "intermediate_size",
-        "num_key_value_heads",
-        "head_dim",
-        "sliding_window",
-        "kv_lora_rank",
-    )
-    optional += ("q_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
-    for key in (*sizes, *optional, "max_position_embeddings"):
-        value = getattr(c, key)
-        if (value is None and key in optional) or (isinstance(value, int) and value > 0):
-            continue
-        raise ValueError(f"{key} must be a positive integer, not {value!r}")
-    if c.head_dim is None and not c.family.latent and c.hidden_size % c.num_attention_heads:
-        heads = f"{c.num_attention_heads} heads"
-        raise ValueError(f"hidden_size {c.hidden_size} does not divide into {heads}: give head_dim")
-
-
-def _defaults(c: ModelConfig) -> dict[str, Any]:
-    """What stands for None: the family's habit, or what follows from other keys."""
-    family = c.family
-    return {
-        "num_key_value_heads": c.num_attention_heads,
-        "head_dim": c.qk_rope_head_dim if family.latent else c.hidden_size // c.num_attention_heads,
-        "intermediate_size": None if family.gated else 4 * c.hidden_size,
-        "hidden_act": family.activation,
-        "rms_norm_eps": family.norm_eps,
-        "rope_interleave": family.latent,
-        "attention_bias": family.bias,
-        "mlp_bias": family.bias,
-        "tie_word_embeddings": family.tied,
-        "parallel_attn": family.parallel,
-        "num_ln_in_parallel_attn": 1 if family.parallel else None,
-    }
-
-
-def _check_config(c: ModelConfig) -> None:
-    H, G, D = c.num_attention_heads, c.num_key_value_heads, c.head_dim
-    latent = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
-    needed = ("intermediate_size", *(latent if c.family.latent else ()))
-    missing = [key for key in needed if getattr(c, key) is None]
-    if missing:
-        raise ValueError(f"a {c.model_type} config lacks {', '.join(missing)}")
-    if c.family.latent and c.attention_bias:
-        raise ValueError("deepseek_v3 with attention_bias=True is not supported")
-    if H % G:
-        raise ValueError(f"{H} query heads do not share {G} key/value heads evenly")
-    if c.family.rotary and D % 2:
-        raise ValueError(f"rotary positions turn pairs: head_dim {D} is odd")
-    if c.hidden_act not in ACTIVATIONS:
-        raise ValueError(f"unknown hidden_act {c.hidden_act!r}; known are {', '.join(ACTIVATIONS)}")
-    for key in ("bos_token_id", "pad_token_id", "eos_token_id"):
-        ids = c.eos_token_ids if key == "eos_token_id" else (getattr(c, key),)
-        if any(i is not None and not 0 <= i < c.vocab_size for i in ids):
-            raise ValueError(f"{key} {getattr(c, key)} is outside a vocabulary of {c.vocab_size}")

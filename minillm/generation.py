@@ -62,27 +62,6 @@ def _draws(
                 return
 
 
-def compiled_step(model: CausalLM, cache: KVCache | str | None) -> Callable[..., Tensor]:
-    """The model for one new token, compiled once for a cache whose shapes never change.
-
-    Masks and positions are made outside; the compiled part sees tensors of fixed shapes only.
-    Raises: ValueError unless the cache is static.
-    """
-    if not isinstance(cache, KVCache) or not isinstance(cache[0], CACHE_KINDS["static"]):
-        raise ValueError(
-            "compile=True needs cache='static': a growing cache would be compiled anew"
-        )
-    if not hasattr(model, "compiled_run"):
-        model.compiled_run = torch.compile(model.run, dynamic=False)
-
-    def step(ids: Tensor, *, attention_mask: Tensor | None, cache: KVCache, **_: Any) -> Tensor:
-        positions, mask, is_causal = model.model.prepare(ids, attention_mask, None, cache)
-        # a slice of a growing row has another stride each time, which would be compiled anew
-        return model.compiled_run(ids.clone(), positions.clone(), mask, is_causal, cache)
-
-    return step
-
-
 def generate(
     model: CausalLM,
     input_ids: Tensor,
@@ -126,6 +105,11 @@ def generate(
     return torch.cat(parts, dim=1)
 
 
+def _overlap(text: str, stop: str) -> int:
+    """How many last characters of `text` are first characters of `stop`."""
+    return next(n for n in range(min(len(text), len(stop)), -1, -1) if text.endswith(stop[:n]))
+
+
 def stream_text(
     model: CausalLM,
     tokenizer: Any,
@@ -166,6 +150,22 @@ def stream_text(
         yield held
 
 
-def _overlap(text: str, stop: str) -> int:
-    """How many last characters of `text` are first characters of `stop`."""
-    return next(n for n in range(min(len(text), len(stop)), -1, -1) if text.endswith(stop[:n]))
+def compiled_step(model: CausalLM, cache: KVCache | str | None) -> Callable[..., Tensor]:
+    """The model for one new token, compiled once for a cache whose shapes never change.
+
+    Masks and positions are made outside; the compiled part sees tensors of fixed shapes only.
+    Raises: ValueError unless the cache is static.
+    """
+    if not isinstance(cache, KVCache) or not isinstance(cache[0], CACHE_KINDS["static"]):
+        raise ValueError(
+            "compile=True needs cache='static': a growing cache would be compiled anew"
+        )
+    if not hasattr(model, "compiled_run"):
+        model.compiled_run = torch.compile(model.run, dynamic=False)
+
+    def step(ids: Tensor, *, attention_mask: Tensor | None, cache: KVCache, **_: Any) -> Tensor:
+        positions, mask, is_causal = model.model.prepare(ids, attention_mask, None, cache)
+        # a slice of a growing row has another stride each time, which would be compiled anew
+        return model.compiled_run(ids.clone(), positions.clone(), mask, is_causal, cache)
+
+    return step

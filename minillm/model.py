@@ -30,6 +30,22 @@ def _norm(c: ModelConfig, size: int | None = None) -> nn.Module:
     return RMSNorm(size, eps=c.rms_norm_eps, offset=c.family.norm_offset)
 
 
+class _HeadNorm(RMSNorm):
+    """RMSNorm within a head: gives back its input's dtype, whatever its weight's (autocast)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).to(x.dtype)
+
+
+def _latent_scale(c: ModelConfig) -> float:
+    """1 / sqrt(key size), times YaRN's second factor where the config asks for it (DeepSeek-V3)."""
+    scale = (c.qk_nope_head_dim + c.qk_rope_head_dim) ** -0.5
+    scaling = c.rope_scaling or {}
+    if scaling.get("mscale_all_dim") and scaling.get("factor", 1.0) > 1.0:
+        scale *= (0.1 * scaling["mscale_all_dim"] * math.log(scaling["factor"]) + 1.0) ** 2
+    return scale
+
+
 def _attention(c: ModelConfig) -> nn.Module:
     """The family's attention: heads with keys of their own, shared keys, or a latent."""
     if c.family.latent:
@@ -41,7 +57,7 @@ def _attention(c: ModelConfig) -> nn.Module:
             qk_rope_head_dim=c.qk_rope_head_dim,
             v_head_dim=c.v_head_dim,
             q_lora_rank=c.q_lora_rank,
-            norm=lambda size: RMSNorm(size, eps=1e-6),  # as published, whatever rms_norm_eps says
+            norm=lambda size: _HeadNorm(size, eps=1e-6),  # as published, whatever rms_norm_eps says
             scale=_latent_scale(c),
         )
     return MultiHeadAttention(
@@ -51,18 +67,9 @@ def _attention(c: ModelConfig) -> nn.Module:
         head_dim=c.head_dim,
         bias=c.attention_bias or c.family.qkv_bias,
         out_bias=c.attention_bias,
-        qk_norm=(lambda size: _norm(c, size)) if c.family.qk_norm else None,
+        qk_norm=(lambda size: _HeadNorm(size, eps=c.rms_norm_eps)) if c.family.qk_norm else None,
         dropout=c.attention_dropout,
     )
-
-
-def _latent_scale(c: ModelConfig) -> float:
-    """1 / sqrt(key size), times YaRN's second factor where the config asks for it (DeepSeek-V3)."""
-    scale = (c.qk_nope_head_dim + c.qk_rope_head_dim) ** -0.5
-    scaling = c.rope_scaling or {}
-    if scaling.get("mscale_all_dim") and scaling.get("factor", 1.0) > 1.0:
-        scale *= (0.1 * scaling["mscale_all_dim"] * math.log(scaling["factor"]) + 1.0) ** 2
-    return scale
 
 
 class DecoderLayer(nn.Module):
@@ -102,11 +109,8 @@ class DecoderLayer(nn.Module):
         return x + self.mlp(self.post_attention_layernorm(x))
 
 
-class Decoder(nn.Module):
-    """Embedding, the layers, a last norm: ids in, hidden states out.
-
-    Shape: (B, T) ids -> (B, T, C).
-    """
+class _Parts(nn.Module):
+    """What the stack is made of: embedding, layers, last norm, and the rotation of 05."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -129,16 +133,32 @@ class Decoder(nn.Module):
             max_position_embeddings=c.max_position_embeddings,
         )
 
-    def forward(
-        self,
-        input_ids: Tensor,
-        *,
-        attention_mask: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        cache: KVCache | None = None,
-    ) -> Tensor:
-        inputs = self.prepare(input_ids, attention_mask, position_ids, cache)
-        return self.run(input_ids, *inputs, cache)
+    def embed(self, input_ids: Tensor, position_ids: Tensor) -> Tensor:
+        """Vectors for the ids, and for their positions where the family learns these."""
+        x = self.embed_tokens(input_ids)
+        if self.config.family.scaled_embeddings:  # rounded to x's dtype, as in the original
+            x = x * torch.tensor(self.config.hidden_size**0.5, dtype=x.dtype, device=x.device)
+        if not self.config.family.rotary:
+            x = x + self.embed_positions(position_ids)
+        return x
+
+
+def _check_inputs(
+    input_ids: Tensor, attention_mask: Tensor | None, position_ids: Tensor | None, past: int
+) -> None:
+    """Raises: ValueError for shapes that do not fit, before any work is done."""
+    shape = tuple(input_ids.shape)
+    if input_ids.dim() != 2 or not input_ids.numel() or input_ids.is_floating_point():
+        raise ValueError(f"input_ids must be integers (B, T), not {input_ids.dtype} {shape}")
+    if attention_mask is not None and attention_mask.shape != (shape[0], past + shape[1]):
+        wanted = f"(B, past + T) = {(shape[0], past + shape[1])}"
+        raise ValueError(f"attention_mask {tuple(attention_mask.shape)} should be {wanted}")
+    if position_ids is not None and position_ids.shape not in (shape, (1, shape[1])):
+        raise ValueError(f"position_ids {tuple(position_ids.shape)} do not fit input_ids {shape}")
+
+
+class _Prepared(_Parts):
+    """Positions and masks: all that must be known before the first product."""
 
     def prepare(
         self,
@@ -175,6 +195,24 @@ class Decoder(nn.Module):
             last = int(position_ids.max())
             raise ValueError(f"position {last}, but this model has learned only {limit} positions")
 
+
+class Decoder(_Prepared):
+    """Embedding, the layers, a last norm: ids in, hidden states out.
+
+    Shape: (B, T) ids -> (B, T, C).
+    """
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        *,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        cache: KVCache | None = None,
+    ) -> Tensor:
+        inputs = self.prepare(input_ids, attention_mask, position_ids, cache)
+        return self.run(input_ids, *inputs, cache)
+
     def run(
         self,
         input_ids: Tensor,
@@ -191,39 +229,9 @@ class Decoder(nn.Module):
             x = layer(x, rope=rope, mask=mask, is_causal=is_causal, cache=layer_cache)
         return self.norm(x)
 
-    def embed(self, input_ids: Tensor, position_ids: Tensor) -> Tensor:
-        """Vectors for the ids, and for their positions where the family learns these."""
-        x = self.embed_tokens(input_ids)
-        if (
-            self.config.family.scaled_embeddings
-        ):  # the factor rounded to x's dtype, as in the original
-            x = x * torch.tensor(self.config.hidden_size**0.5, dtype=x.dtype, device=x.device)
-        if not self.config.family.rotary:
-            x = x + self.embed_positions(position_ids)
-        return x
 
-
-def _check_inputs(
-    input_ids: Tensor, attention_mask: Tensor | None, position_ids: Tensor | None, past: int
-) -> None:
-    """Raises: ValueError for shapes that do not fit, before any work is done."""
-    shape = tuple(input_ids.shape)
-    if input_ids.dim() != 2 or not input_ids.numel() or input_ids.is_floating_point():
-        raise ValueError(f"input_ids must be integers (B, T), not {input_ids.dtype} {shape}")
-    if attention_mask is not None and attention_mask.shape != (shape[0], past + shape[1]):
-        wanted = f"(B, past + T) = {(shape[0], past + shape[1])}"
-        raise ValueError(f"attention_mask {tuple(attention_mask.shape)} should be {wanted}")
-    if position_ids is not None and position_ids.shape not in (shape, (1, shape[1])):
-        raise ValueError(f"position_ids {tuple(position_ids.shape)} do not fit input_ids {shape}")
-
-
-class CausalLM(nn.Module):
-    """The whole model: ids in, a score for every possible next token out.
-
-    Weights are drawn with `seed`: normal with `initializer_range`, the layers' output projections
-    smaller by sqrt(2 layers), so that the sum over layers keeps its size.
-    Source: Radford et al. 2019, section 2.3.
-    """
+class _Weights(nn.Module):
+    """A decoder and a head, their weights drawn with a seed."""
 
     def __init__(self, config: ModelConfig, *, seed: int = 0) -> None:
         super().__init__()
@@ -254,6 +262,10 @@ class CausalLM(nn.Module):
                     module.bias.zero_()
         if not self.config.tie_word_embeddings:
             self.lm_head.weight.normal_(0.0, std, generator=generator)
+
+
+class _Scoring(_Weights):
+    """The forward pass: ids in, scores out."""
 
     def forward(
         self,
@@ -287,6 +299,24 @@ class CausalLM(nn.Module):
         x = self.model.run(input_ids, position_ids, mask, is_causal, cache)  # (B, T, C)
         return self.lm_head(x[:, -logits_to_keep:])
 
+
+def _computed_dtype(weight: Tensor) -> torch.dtype:
+    """The dtype of a product with this weight: its own, or that of `torch.autocast` around us."""
+    kind = weight.device.type
+    available = weight.dtype != torch.float64 and torch.amp.is_autocast_available(kind)
+    if available and torch.is_autocast_enabled(kind):
+        return torch.get_autocast_dtype(kind)
+    return weight.dtype
+
+
+class CausalLM(_Scoring):
+    """The whole model: ids in, a score for every possible next token out.
+
+    Weights are drawn with `seed`: normal with `initializer_range`, the layers' output projections
+    smaller by sqrt(2 layers), so that the sum over layers keeps its size.
+    Source: Radford et al. 2019, section 2.3.
+    """
+
     def num_parameters(self) -> int:
         """Trainable numbers; a matrix shared by embedding and head counts once."""
         return sum(p.numel() for p in self.parameters())
@@ -316,28 +346,22 @@ class CausalLM(nn.Module):
     ) -> KVCache:
         """An empty cache of the model's shape, dtype and device; kinds as in `minillm.cache`.
 
+        Inside `torch.autocast` keys and values come in its dtype, so the cache takes that.
         Raises: ValueError for a sliding cache where the model does read all the past.
         """
         c, weight = self.config, self.lm_head.weight
         if kind == "sliding" and c.sliding_window is None:
             raise ValueError("a sliding cache drops keys that a model without sliding_window reads")
-        heads = 1 if c.family.latent else c.num_key_value_heads
-        options = {
+        shape = {
+            "num_kv_heads": 1 if c.family.latent else c.num_key_value_heads,
+            "key_dim": c.kv_lora_rank if c.family.latent else c.head_dim,
+            "value_dim": c.qk_rope_head_dim if c.family.latent else c.head_dim,
             "window": c.sliding_window,
-            "dtype": weight.dtype,
+            "dtype": _computed_dtype(weight),
             "device": weight.device,
-            **options,
         }
-        return make_cache(
-            kind,
-            num_layers=c.num_hidden_layers,
-            batch_size=batch_size,
-            num_kv_heads=heads,
-            key_dim=c.kv_lora_rank if c.family.latent else c.head_dim,
-            value_dim=c.qk_rope_head_dim if c.family.latent else c.head_dim,
-            max_length=max_length,
-            **options,
-        )
+        sizes = {"num_layers": c.num_hidden_layers, "batch_size": batch_size}
+        return make_cache(kind, **sizes, max_length=max_length, **{**shape, **options})
 
     @classmethod
     def from_pretrained(cls, name: str, **options: Any) -> "CausalLM":

@@ -18,6 +18,45 @@ from minillm.stopping import FROM_CONFIG, Stops, check_prompt
 __all__ = ["speculative_generate"]
 
 
+def _distributions(logits: Tensor, tokens: Tensor, sampler: Sampler) -> Tensor:
+    """What is drawn from after each of the last K tokens. Shape: (K, V) -> (1, K, V)."""
+    K, T = len(logits), tokens.shape[1]
+    if K == 1:
+        return sampler.probabilities(logits, tokens)[None]
+    seen = tokens.expand(K, T).clone()
+    later = torch.arange(T)[None] > torch.arange(T - K, T)[:, None]
+    return sampler.probabilities(logits, seen.masked_fill(later.to(seen.device), -1))[None]
+
+
+def _guess(
+    draft: CausalLM,
+    ids: Tensor,
+    count: int,
+    sampler: Sampler,
+    cache: KVCache,
+    generator: torch.Generator | None,
+) -> tuple[Tensor, Tensor]:
+    """`ids` with `count` more tokens, and the distributions (1, count, V) they were drawn from."""
+    guessed = []
+    for _ in range(count):
+        logits = draft(ids[:, cache.length :], cache=cache, logits_to_keep=1)[:, -1]
+        guessed.append(sampler.probabilities(logits, ids))
+        uniform = torch.rand(1, generator=generator, dtype=torch.float64)
+        ids = torch.cat([ids, draw(guessed[-1], uniform)[:, None]], dim=1)
+    empty = torch.zeros(1, 0, draft.config.vocab_size, device=ids.device)
+    return ids, torch.stack(guessed, dim=1) if guessed else empty
+
+
+def _verify(
+    guessed: Tensor, wanted: Tensor, drafts: Tensor, generator: torch.Generator | None
+) -> tuple[int, Tensor]:
+    """How many guesses stand, and the token (1,) after them."""
+    if drafts.shape[1] == 0:
+        return 0, draw(wanted[:, 0], torch.rand(1, generator=generator, dtype=torch.float64))
+    accepted, after = speculative_step(guessed, wanted, drafts, generator=generator)
+    return int(accepted), after
+
+
 @torch.inference_mode()
 def speculative_generate(
     model: CausalLM,
@@ -65,42 +104,3 @@ def speculative_generate(
         for memory in caches:  # forget what was refused; the last token has not been read yet
             memory.crop(min(memory.length, ids.shape[1] - 1))
     return ids
-
-
-def _distributions(logits: Tensor, tokens: Tensor, sampler: Sampler) -> Tensor:
-    """What is drawn from after each of the last K tokens. Shape: (K, V) -> (1, K, V)."""
-    K, T = len(logits), tokens.shape[1]
-    if K == 1:
-        return sampler.probabilities(logits, tokens)[None]
-    seen = tokens.expand(K, T).clone()
-    later = torch.arange(T)[None] > torch.arange(T - K, T)[:, None]
-    return sampler.probabilities(logits, seen.masked_fill(later.to(seen.device), -1))[None]
-
-
-def _guess(
-    draft: CausalLM,
-    ids: Tensor,
-    count: int,
-    sampler: Sampler,
-    cache: KVCache,
-    generator: torch.Generator | None,
-) -> tuple[Tensor, Tensor]:
-    """`ids` with `count` more tokens, and the distributions (1, count, V) they were drawn from."""
-    guessed = []
-    for _ in range(count):
-        logits = draft(ids[:, cache.length :], cache=cache, logits_to_keep=1)[:, -1]
-        guessed.append(sampler.probabilities(logits, ids))
-        uniform = torch.rand(1, generator=generator, dtype=torch.float64)
-        ids = torch.cat([ids, draw(guessed[-1], uniform)[:, None]], dim=1)
-    empty = torch.zeros(1, 0, draft.config.vocab_size, device=ids.device)
-    return ids, torch.stack(guessed, dim=1) if guessed else empty
-
-
-def _verify(
-    guessed: Tensor, wanted: Tensor, drafts: Tensor, generator: torch.Generator | None
-) -> tuple[int, Tensor]:
-    """How many guesses stand, and the token (1,) after them."""
-    if drafts.shape[1] == 0:
-        return 0, draw(wanted[:, 0], torch.rand(1, generator=generator, dtype=torch.float64))
-    accepted, after = speculative_step(guessed, wanted, drafts, generator=generator)
-    return int(accepted), after

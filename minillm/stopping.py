@@ -19,10 +19,10 @@ FROM_CONFIG: Any = object()  # stands for "what the model's config says"
 
 
 def check_prompt(input_ids: Tensor, attention_mask: Tensor | None, max_new_tokens: int) -> None:
+    """Raises: ValueError for a prompt that has no right end to continue at."""
     if input_ids.dim() != 2 or not input_ids.numel():
-        raise ValueError(
-            f"a prompt is (B, T) ids, at least one a row, not {tuple(input_ids.shape)}"
-        )
+        shape = tuple(input_ids.shape)
+        raise ValueError(f"a prompt is (B, T) ids, at least one a row, not {shape}")
     if max_new_tokens < 0:
         raise ValueError(f"max_new_tokens must not be negative: {max_new_tokens}")
     if attention_mask is None:

@@ -260,6 +260,73 @@ def test_compiled_static_decoding_gives_the_same_ids_and_compiles_once():
     assert not torch._dynamo.utils.counters["graph_break"]
 
 
+def test_a_static_cache_is_compiled_once_and_a_growing_one_each_time():
+    """With a compiler that only counts, so that no C++ compiler is needed."""
+    graphs = []
+
+    def counting(graph, _):
+        graphs.append(graph)
+        return graph.forward
+
+    torch._dynamo.reset()
+    m, prompt = model(), torch.tensor([[5, 7, 11], [1, 2, 3]])
+    m.compiled_run = torch.compile(m.run, dynamic=False, backend=counting)
+    found = generate(m, prompt, max_new_tokens=20, cache="static", compile=True)
+    assert torch.equal(found, generate(m, prompt, max_new_tokens=20)) and len(graphs) == 1
+    growing = m.make_cache(batch_size=2)
+    with torch.inference_mode():
+        for t in range(3):
+            m.compiled_run(prompt[:, t : t + 1].clone(), torch.tensor([[t]]), None, False, growing)
+    assert len(graphs) == 4
+
+
+AUTOCAST_FAMILIES = {
+    "llama": {"num_key_value_heads": 2},
+    "qwen3": {"num_key_value_heads": 2},
+    "gemma": {"num_key_value_heads": 1},
+    "gpt2": {"num_key_value_heads": 4},
+    "falcon": {"num_key_value_heads": 1},
+    "deepseek_v3": {
+        "num_key_value_heads": 4, "kv_lora_rank": 16,
+        "qk_nope_head_dim": 8, "qk_rope_head_dim": 8, "v_head_dim": 8, "head_dim": None,
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("family", AUTOCAST_FAMILIES)
+def test_generation_under_autocast(family):
+    """Keys and values come in bfloat16 there, from float32 weights; every cache must take them."""
+    sizes = {"vocab_size": 300, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+    sizes |= {"intermediate_size": 48, "initializer_range": 0.3, "model_type": family}
+    m, (ids, mask, _) = CausalLM(ModelConfig(**sizes, **AUTOCAST_FAMILIES[family])), ragged()
+    m.eval()
+    options = {"attention_mask": mask, "max_new_tokens": 10}
+    with torch.autocast("cpu", torch.bfloat16):
+        expected = generate(m, ids, cache="dynamic", **options)
+        for cache in ("static", "paged"):
+            assert torch.equal(generate(m, ids, cache=cache, **options), expected)
+        assert m.make_cache(batch_size=1)[0].dtype == torch.bfloat16
+        own = m.make_cache(batch_size=1, dtype=torch.float16)[0].dtype
+        assert own == torch.float16  # who asks gets what was asked for
+        cache = m.make_cache(batch_size=len(ids))
+        with torch.no_grad():  # one shot and in two pieces, to bfloat16's precision
+            whole = m(ids, attention_mask=mask)
+            m(ids[:, :-1], attention_mask=mask[:, :-1], cache=cache)
+            last = m(ids[:, -1:], attention_mask=mask, cache=cache)
+    gap = (whole[:, -1:].float() - last.float()).abs().max()
+    assert gap < 0.05 * whole[:, -1].float().abs().max()
+    assert m.make_cache(batch_size=1)[0].dtype == torch.float32
+
+
+def test_float64_is_not_touched_by_autocast():
+    m, prompt = model().double(), torch.tensor([[5, 7, 11]])
+    with torch.autocast("cpu", torch.bfloat16):
+        assert m.make_cache(batch_size=1)[0].dtype == torch.float64
+        assert torch.equal(
+            generate(m, prompt, max_new_tokens=8), step_by_hand(m, prompt, 8, GREEDY)
+        )
+
+
 def test_mistral_generates_past_its_window_with_any_cache(tmp_path):
     theirs = make("mistral", tmp_path)
     ours, _ = from_pretrained(tmp_path)
