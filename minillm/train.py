@@ -73,7 +73,7 @@ class _Run:
     def __init__(self, model: nn.Module, source: BatchSource, config: TrainConfig) -> None:
         self.model, self.source, self.config = model, source, config
         self.device, self.world = next(model.parameters()).device, distributed.world()
-        self.step, self.tokens, self.begun = 0, 0, False
+        self.step, self.tokens, self.begun, self.torn = 0, 0, False, False
         with torch.random.fork_rng():
             torch.manual_seed(config.seed + self.world.rank)
             self.rng = checkpoint.rng_state(self.device)
@@ -107,18 +107,21 @@ class _Run:
             check_settings(state.get("config", {}), self.config.numbers())
             self.rng, state = distributed.load(path, self.model, self.optimizer)
             self.source.load_state_dict(state["source"])
-            self.step, self.tokens = state["step"], state["tokens"]
+            self.step, self.tokens, self.torn = state["step"], state["tokens"], False
+            self.optimizer.zero_grad()
         self.begun = True  # from here on the folder is this run's
         return path is not None
 
 
 class _Stepper(_Run):
-    """Takes one step of a run, or leaves everything as it was."""
+    """Takes one step of a run, or leaves everything as it was before it."""
 
     token_bytes: Tensor | None = None
 
     def one_step(self) -> tuple[float, int, int, float]:
         """One update; returns summed loss in nats, targets, bytes and the gradient's norm."""
+        if self.torn:
+            raise RuntimeError(f"step {self.step} was broken off while the weights moved: resume()")
         before, self.rng = self.source.state_dict(), checkpoint.rng_state(self.device)
         try:
             loss, targets, num_bytes, norm = self._gradients()
@@ -134,9 +137,10 @@ class _Stepper(_Run):
             )
         for group in self.optimizer.param_groups:
             group["lr"] = self.config.learning_rate(self.step)
+        self.torn = True
         self.optimizer.step()
         self.optimizer.zero_grad()
-        self.step, self.tokens = self.step + 1, self.tokens + targets
+        self.step, self.tokens, self.torn = self.step + 1, self.tokens + targets, False
         return loss, targets, num_bytes, norm
 
     def _gradients(self) -> tuple[float, int, int, float]:

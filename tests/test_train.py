@@ -770,6 +770,29 @@ def test_training_goes_on_exactly_after_an_interrupt(place):
     assert trainer.step == 12 and same(trainer, reference)
 
 
+def test_a_run_broken_off_while_the_weights_moved_must_be_resumed(tmp_path):
+    trainer = make(tmp_path, steps=12, checkpoint_every=4, fused=False)
+    step, weight = trainer.optimizer.step, trainer.model.mix.weight
+
+    def half_a_step():
+        if trainer.step == 6:
+            weight.data.add_(1.0)
+            raise Stop
+        step()
+
+    trainer.optimizer.step = half_a_step
+    with pytest.raises(Stop):
+        trainer.train()
+    trainer.optimizer.step = step
+    with pytest.raises(RuntimeError, match=r"step 6 was broken off.*resume\(\)"):
+        trainer.train()
+    assert trainer.resume() and trainer.step == 4
+    trainer.train()
+    reference = make(steps=12, fused=False)
+    reference.train()
+    assert same(trainer, reference)
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
