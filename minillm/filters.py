@@ -55,7 +55,7 @@ def _scatter(values: Tensor, ids: Tensor, like: Tensor) -> Tensor:
 def _finite_maximum(logits: Tensor) -> Tensor:
     """The maximum of each row (B, 1); one NaN in a row makes it NaN, and that is an error."""
     top = logits.amax(-1, keepdim=True)
-    if not bool(top.isfinite().all()):
+    if bool((top - top).any()):  # 0 for every finite number, NaN for all else
         raise ValueError("logits hold NaN or +inf, or a row has nothing but -inf")
     return top
 
@@ -184,6 +184,11 @@ class Filters:
 
     def process(self, logits: Tensor, previous_ids: Tensor | None = None) -> Tensor:
         """Filtered logits in float32, -inf where a token is out. Shape: (B, V) -> (B, V)."""
+        x = self.penalise(logits, previous_ids)
+        return top_k(x, 1) if self.temperature == 0 else self._cut(x)
+
+    def penalise(self, logits: Tensor, previous_ids: Tensor | None = None) -> Tensor:
+        """After penalties and temperature, in float32, checked. Shape: (B, V) -> (B, V)."""
         if logits.ndim != 2 or not logits.numel():
             raise ValueError(f"logits must be (B, V), not empty, got {tuple(logits.shape)}")
         x = logits.float()
@@ -193,7 +198,7 @@ class Filters:
         if self.temperature != 0:
             x = temperature(x, self.temperature)
         _finite_maximum(x)  # here it sees what was wrong from the start and what has overflowed
-        return top_k(x, 1) if self.temperature == 0 else self._cut(x)
+        return x
 
     def _cut(self, x: Tensor) -> Tensor:
         """Top-k, top-p and min-p; after top-k the others need to look at its k survivors only."""

@@ -49,8 +49,11 @@ def _draws(
         with torch.inference_mode():
             logits = forward(fed, attention_mask=real_now, cache=cache, logits_to_keep=1)
             drawn = sampler(stops.hold_off(logits[:, -1], end - T), seen[:, :end])
-        drawn = torch.where(running, drawn, stops.filler)
-        ids[:, end] = seen[:, end] = drawn
+        if stops.any:
+            drawn = torch.where(running, drawn, stops.filler)
+        ids[:, end] = drawn
+        if seen is not ids:
+            seen[:, end] = drawn
         done = done if cache is None else end
         yield drawn
         if stops.any:

@@ -19,7 +19,7 @@ from minillm.layers import MLP, GatedMLP, LayerNorm, RMSNorm
 from minillm.multihead import MultiHeadAttention, MultiHeadLatentAttention
 from minillm.rope import RotaryEmbedding, Rotation
 
-__all__ = ["CausalLM", "Decoder", "DecoderLayer", "ModelConfig"]
+__all__ = ["CausalLM", "Decoder", "DecoderLayer", "ModelConfig", "product_dtype"]
 
 
 def _norm(c: ModelConfig, size: int | None = None) -> nn.Module:
@@ -300,7 +300,7 @@ class _Scoring(_Weights):
         return self.lm_head(x[:, -logits_to_keep:])
 
 
-def _computed_dtype(weight: Tensor) -> torch.dtype:
+def product_dtype(weight: Tensor) -> torch.dtype:
     """The dtype of a product with this weight: its own, or that of `torch.autocast` around us."""
     kind = weight.device.type
     available = weight.dtype != torch.float64 and torch.amp.is_autocast_available(kind)
@@ -357,7 +357,7 @@ class CausalLM(_Scoring):
             "key_dim": c.kv_lora_rank if c.family.latent else c.head_dim,
             "value_dim": c.qk_rope_head_dim if c.family.latent else c.head_dim,
             "window": c.sliding_window,
-            "dtype": _computed_dtype(weight),
+            "dtype": product_dtype(weight),
             "device": weight.device,
         }
         sizes = {"num_layers": c.num_hidden_layers, "batch_size": batch_size}

@@ -5,34 +5,57 @@ Explained in notebooks/10_minillm.ipynb.
 
 # Built from notebooks/10_minillm.ipynb: edit there, then make build.
 
-from typing import Any
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from minillm.attention import attention
-from minillm.cache import KVCache
-from minillm.model import CausalLM
+from minillm.cache import CacheLayer, KVCache
+from minillm.model import CausalLM, product_dtype
 
-__all__ = ["PACKABLE", "PackedLM", "PackedLayer", "lay_out"]
+__all__ = ["PACKABLE", "PackedLM", "PackedLayer", "lay_out", "multiply", "shrink"]
 
 PACKABLE = ("llama", "mistral", "qwen2")
 
 
 def lay_out(weight: Tensor) -> Tensor:
-    """The same matrix with its longer side contiguous: what CPU libraries read fastest.
+    """The rows of a matrix in two halves, in one piece of memory.
 
-    Shape: (out, in) -> (out, in).
+    Shape: (out, in) -> (2, out / 2, in), or (1, out, in) if out is odd.
     """
-    longer_first = weight.shape[0] >= weight.shape[1]
-    return weight.t().contiguous().t() if longer_first else weight.contiguous()
+    halves = 1 if len(weight) % 2 else 2
+    return weight.contiguous().view(halves, -1, weight.shape[1])
+
+
+def multiply(x: Tensor, weight: Tensor, plus: Tensor | None = None) -> Tensor:
+    """`x @ W.T + plus` for W from `lay_out`: one row goes through the batched product.
+
+    Shape: x (B, in), weight (2, out / 2, in), plus (B, out) or (out,) -> (B, out).
+    """
+    halves, half, size = weight.shape
+    if x.shape[0] == 1:  # two matrices times a column: read at nearly all the bandwidth
+        column = x.t().expand(halves, size, 1)
+        if plus is None:
+            return torch.bmm(weight, column).view(1, -1)
+        return torch.baddbmm(plus.view(halves, half, 1), weight, column).view(1, -1)
+    flat = weight.view(-1, size)
+    if plus is not None:
+        return torch.addmm(plus, x, flat.t())
+    if halves * half <= size:
+        return F.linear(x, flat)
+    return torch.mm(flat, x.t()).t().contiguous()  # a tall matrix is quicker on the left
+
+
+def shrink(x: Tensor, floor: Tensor) -> Tensor:
+    """x / sqrt(|x|^2 + floor^2), row by row: RMSNorm but for a constant factor."""
+    length = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)
+    return (x / length.hypot(floor)).to(x.dtype)
 
 
 class PackedLayer(nn.Module):
-    """One decoder layer in four products: q, k and v at once, out, gate and up at once, down.
+    """One decoder layer for one new token a row, in four products: q, k and v at once, out, ...
 
-    The weight of a norm multiplies its output, so it can as well multiply the next matrix.
+    The weight of a norm multiplies its output, so it can as well multiply the next matrix, and so
+    can the square root in x / sqrt(mean(x^2) + eps) = sqrt(C) x / sqrt(|x|^2 + C eps).
     """
 
     def __init__(self, layer: nn.Module) -> None:
@@ -41,11 +64,12 @@ class PackedLayer(nn.Module):
         self.heads, self.groups, self.dim = a.num_heads, a.num_kv_heads, a.head_dim
         self.scale = a.scale
         qkv, gate_up = [a.q_proj, a.k_proj, a.v_proj], [m.gate_proj, m.up_proj]
+        root = a.hidden_size**0.5
         first, second = layer.input_layernorm.weight, layer.post_attention_layernorm.weight
         pieces = {
-            "qkv": torch.cat([p.weight for p in qkv]) * first,
+            "qkv": torch.cat([p.weight for p in qkv]) * (first * root),
             "out": a.o_proj.weight,
-            "gate_up": torch.cat([p.weight for p in gate_up]) * second,
+            "gate_up": torch.cat([p.weight for p in gate_up]) * (second * root),
             "down": m.down_proj.weight,
         }
         for name, weight in pieces.items():
@@ -56,29 +80,36 @@ class PackedLayer(nn.Module):
             self.register_buffer(name, torch.cat([p.bias for p in linears]) if given else None)
 
     def forward(
-        self, x: Tensor, normed: Any, turn: Any, mask: Tensor | None, is_causal: bool, cache: Any
+        self,
+        x: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        floor: Tensor,
+        mask: Tensor | None,
+        cache: CacheLayer | None,
     ) -> Tensor:
-        """Shape: x (B, T, C) -> (B, T, C)."""
-        B, T, _ = x.shape
-        H, G = self.heads, self.groups
-        qkv = F.linear(normed(x), self.qkv, self.qkv_bias).view(B, T, H + 2 * G, self.dim)
-        qk, v = turn(qkv[:, :, : H + G]), qkv[:, :, H + G :].transpose(1, 2)
-        k = qk[:, :, H:].transpose(1, 2)  # (B, G, T, D)
+        """Shape: x (B, C), cos and sin (B or 1, 1, 1, D) -> (B, C)."""
+        H, G, D = self.heads, self.groups, self.dim
+        qkv = multiply(shrink(x, floor), self.qkv, self.qkv_bias).view(-1, H + 2 * G, 1, D)
+        qk = qkv.narrow(1, 0, H + G)
+        qk = torch.addcmul(qk * cos, qk.roll(D // 2, -1), sin)
+        k, v = qk.narrow(1, H, G), qkv.narrow(1, H + G, G)
         if cache is not None:
             k, v = cache.update(k, v)
-        if T == 1:  # the queries that share a key become rows of one product
-            q = qk[:, 0, :H].view(B, G, H // G, self.dim)
-            y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=self.scale)
-        else:
-            q = qk[:, :, :H].transpose(1, 2)
-            y = attention(q, k, v, mask=mask, is_causal=is_causal, scale=self.scale).transpose(1, 2)
-        x = x + F.linear(y.reshape(B, T, -1), self.out, self.out_bias)
-        gate, up = F.linear(normed(x), self.gate_up, self.gate_up_bias).chunk(2, -1)
-        return x + F.linear(F.silu(gate) * up, self.down, self.down_bias)
+        q = qk.narrow(1, 0, H).view(-1, G, H // G, D)  # those that share a key: rows of one product
+        y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=self.scale)
+        y = y.reshape(x.shape[0], -1)
+        x = multiply(y, self.out, x if self.out_bias is None else x + self.out_bias)
+        h = multiply(shrink(x, floor), self.gate_up, self.gate_up_bias)
+        gate, up = h.chunk(2, -1)
+        x = x if self.down_bias is None else x + self.down_bias
+        return multiply(F.silu(gate) * up, self.down, x)
 
 
 class PackedLM(CausalLM):
     """A `CausalLM` for generation only: a packed copy of the weights, same interface and numbers.
+
+    Only steps of one token use it; prompts go through the model's own layers.
 
     Raises: ValueError for a family whose layers are built otherwise.
     """
@@ -89,13 +120,22 @@ class PackedLM(CausalLM):
         c = self.config = model.config
         if c.model_type not in PACKABLE or c.hidden_act != "silu":
             raise ValueError(f"{c.model_type} cannot be packed; {', '.join(PACKABLE)} can")
-        self.model = model.model  # for masks, positions and embeddings; its layers are not used
+        self.model, self.lm_head = model.model, model.lm_head
         self.packed = nn.ModuleList(PackedLayer(layer) for layer in model.model.layers)
-        self.lm_head = nn.Linear(1, 1, bias=False, device="meta")
-        self.lm_head.weight = nn.Parameter(
-            lay_out(model.lm_head.weight * model.model.norm.weight), requires_grad=False
-        )
+        head = model.lm_head.weight * (model.model.norm.weight * c.hidden_size**0.5)
+        self.register_buffer("head", lay_out(head))
+        floor = torch.tensor((c.hidden_size * c.rms_norm_eps) ** 0.5, device=head.device)
+        self.register_buffer("floor", floor)
+        known = 0 if model.model.rotary.dynamic else min(c.max_position_embeddings, 4096)
+        table = self.turns(torch.arange(known, device=head.device)[None])
+        self.register_buffer("table", table)
         self.eval()
+
+    def turns(self, position_ids: Tensor) -> Tensor:
+        """Cosines, and sines with the first half negative. Shape: (B, T) -> (B, T, 2, D)."""
+        rotation = self.model.rotary(position_ids)
+        first, second = rotation.sin.chunk(2, -1)
+        return torch.stack((rotation.cos, torch.cat((-first, second), -1)), dim=-2)
 
     def run(
         self,
@@ -107,20 +147,17 @@ class PackedLM(CausalLM):
         logits_to_keep: int = 0,
     ) -> Tensor:
         """As `CausalLM.run`."""
-        size, eps = (self.config.hidden_size,), self.config.rms_norm_eps
-        rotation = self.model.rotary(position_ids)
-        cos, sin = rotation.cos[:, :, None], rotation.sin[:, :, None]  # (B, T, 1, D)
-        half = self.config.head_dim // 2
-        sin = torch.cat([-sin[..., :half], sin[..., half:]], dim=-1)
-        x = self.model.embed_tokens(input_ids)
-        cos, sin = cos.to(x.dtype), sin.to(x.dtype)
-
-        def normed(x: Tensor) -> Tensor:
-            return F.rms_norm(x, size, None, eps)
-
-        def turn(x: Tensor) -> Tensor:
-            return torch.addcmul(x * cos, x.roll(half, -1), sin)
-
+        if input_ids.shape[1] > 1:
+            return super().run(input_ids, position_ids, mask, is_causal, cache, logits_to_keep)
+        x = self.model.embed_tokens(input_ids[:, 0])  # (B, C)
+        unseen = torch.compiler.is_compiling() or position_ids.is_cuda  # reading them would wait
+        if unseen or int(position_ids.max()) >= self.table.shape[1]:
+            turns = self.turns(position_ids)
+        else:
+            turns = self.table[0, position_ids]
+        turns = turns.to(product_dtype(self.lm_head.weight))
+        cos, sin = turns[:, :, None].unbind(3)  # (B, 1, 1, D) each
         for i, layer in enumerate(self.packed):
-            x = layer(x, normed, turn, mask, is_causal, None if cache is None else cache[i])
-        return F.linear(normed(x[:, -logits_to_keep:]), self.lm_head.weight)
+            x = layer(x, cos, sin, self.floor, mask, None if cache is None else cache[i])
+        x = shrink(x, self.floor)
+        return multiply(x, self.head)[:, None]

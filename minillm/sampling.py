@@ -113,9 +113,9 @@ class Sampler(Filters):
 
     def __call__(self, logits: Tensor, previous_ids: Tensor | None = None) -> Tensor:
         """Shape: logits (B, V), previous_ids (B, T) -> ids (B,)."""
+        if self.temperature == 0:  # what top-k would leave is the best token in any case
+            return self.penalise(logits, previous_ids).argmax(-1)
         processed = self.process(logits, previous_ids)
-        if self.temperature == 0:
-            return processed.argmax(-1)
         return draw(processed.softmax(-1), self.uniform(logits.shape[0]))
 
 

@@ -29,7 +29,7 @@ WORKER = """
     from minillm import distributed
     from minillm.__main__ import main
 
-    faulthandler.dump_traceback_later(150, exit=True)  # whoever waits in vain says where
+    faulthandler.dump_traceback_later(200, exit=True)  # whoever waits in vain says where
     distributed.stop = lambda: None  # one group serves all commands
     codes = []
     for argv in json.loads(sys.argv[1]):

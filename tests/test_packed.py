@@ -2,10 +2,11 @@
 
 import pytest
 import torch
+import torch.nn.functional as F
 from family_checkpoints import make, ragged
 
 from minillm.generation import generate
-from minillm.packed import PackedLM, lay_out
+from minillm.packed import PackedLM, lay_out, multiply, shrink
 from minillm.pretrained import from_pretrained
 from minillm.sampling import Sampler
 
@@ -32,12 +33,47 @@ def test_logits_and_tokens_are_those_of_the_model(name, tmp_path):
     assert torch.equal(a, b)
 
 
-def test_the_longer_side_is_contiguous():
-    for rows, columns in ((7, 3), (3, 7), (5, 5)):
-        weight = torch.randn(rows, columns)
-        laid = lay_out(weight)
-        assert torch.equal(laid, weight)
-        assert laid.stride(0 if rows >= columns else 1) == 1
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("shape", [(8, 6), (6, 8), (7, 4)])
+def test_a_product_with_halves_is_the_product(rows, shape):
+    weight, x, plus = torch.randn(shape), torch.randn(rows, shape[1]), torch.randn(rows, shape[0])
+    laid = lay_out(weight)
+    assert laid.shape == ((1, 7, 4) if shape[0] == 7 else (2, shape[0] // 2, shape[1]))
+    torch.testing.assert_close(multiply(x, laid), x @ weight.T)
+    torch.testing.assert_close(multiply(x, laid, plus), x @ weight.T + plus)
+    assert multiply(x, laid).is_contiguous()
+
+
+def test_shrink_is_rms_norm_but_for_a_factor():
+    x = torch.randn(3, 64)
+    floor = torch.tensor((64 * 1e-5) ** 0.5)
+    torch.testing.assert_close(8 * shrink(x, floor), F.rms_norm(x, (64,), None, 1e-5))
+    assert shrink(x.bfloat16(), floor).dtype == torch.bfloat16
+    assert torch.equal(shrink(torch.zeros(1, 64), floor), torch.zeros(1, 64))
+
+
+def test_positions_beyond_the_table_are_turned_too(tmp_path):
+    make("llama-2", tmp_path)
+    model, _ = from_pretrained(tmp_path)
+    packed = PackedLM(model)
+    ids = torch.randint(1, 60, (2, 5))
+    expected = generate(packed, ids, max_new_tokens=12, eos_token_id=None)
+    packed.table = packed.table[:, :9]
+    assert torch.equal(generate(packed, ids, max_new_tokens=12, eos_token_id=None), expected)
+
+
+@torch.no_grad()
+def test_one_token_more_gives_the_scores_of_the_model(tmp_path):
+    make("llama-3", tmp_path)
+    model, _ = from_pretrained(tmp_path)
+    packed, ids = PackedLM(model), torch.randint(1, 60, (3, 7))
+    for kind in ("dynamic", "static", "paged"):
+        scores = []
+        for m in (model, packed):
+            cache = m.make_cache(kind, batch_size=3, max_length=16)
+            m(ids[:, :6], cache=cache)
+            scores.append(m(ids[:, 6:], cache=cache))
+        torch.testing.assert_close(*scores, atol=2e-5, rtol=1e-5)
 
 
 def test_what_cannot_be_packed(tmp_path):
@@ -45,3 +81,17 @@ def test_what_cannot_be_packed(tmp_path):
     model, _ = from_pretrained(tmp_path)
     with pytest.raises(ValueError, match="gpt2 cannot be packed; llama, mistral, qwen2 can"):
         PackedLM(model)
+
+
+@torch.no_grad()
+def test_generation_under_autocast(tmp_path):
+    make("llama-3", tmp_path)
+    model, _ = from_pretrained(tmp_path)
+    packed, ids = PackedLM(model), torch.randint(1, 60, (2, 7))
+    with torch.autocast("cpu", torch.bfloat16):
+        rows = generate(packed, ids, max_new_tokens=8, eos_token_id=None)
+        cache = packed.make_cache(batch_size=2)
+        packed(rows[:, :-1], cache=cache)
+        last = packed(rows[:, -1:], cache=cache)[:, -1]
+        whole = model(rows)[:, -1]
+    assert (last - whole).abs().max() < 0.05 * whole.abs().max()
