@@ -92,6 +92,8 @@ def _train_options(one: argparse.ArgumentParser) -> None:
     model.add_argument("--kv-heads", type=int, help="key/value heads (default: as many)")
     model.add_argument("--intermediate-size", type=int, help="default: 8/3 hidden, times of 32")
     model.add_argument("--context-length", type=int, default=256)
+    model.add_argument("--init-range", type=float, default=0.02, help="deviation of fresh weights")
+    model.add_argument("--rope-theta", type=float, default=10000.0)
     run = one.add_argument_group("run")
     run.add_argument("--steps", type=int, default=500)
     run.add_argument("--batch-size", type=int, default=16, help="rows of the context's length")
@@ -103,6 +105,7 @@ def _train_options(one: argparse.ArgumentParser) -> None:
     run.add_argument("--min-lr", type=float, help="default: lr / 20")
     run.add_argument("--warmup", type=int, default=100, help="steps")
     run.add_argument("--weight-decay", type=float, default=0.1)
+    run.add_argument("--optimizer", choices=["adamw", "muon"], default="adamw")
     run.add_argument("--precision", choices=["float32", "bfloat16"], default="float32")
     run.add_argument("--compile", action="store_true")
     run.add_argument(
@@ -111,6 +114,12 @@ def _train_options(one: argparse.ArgumentParser) -> None:
         default="ddp",
         help="under torchrun: every process has the whole model, or a part of it; samples of the"
         " latter are written by a whole copy in the first process",
+    )
+    run.add_argument(
+        "--save-dtype",
+        choices=["float32", "bfloat16"],
+        default="float32",
+        help="of the finished model.safetensors; checkpoints keep float32",
     )
     run.add_argument("--checkpoint-every", type=int, default=100, help="steps")
     run.add_argument("--validate-every", type=int, default=100, help="steps; prints a sample too")

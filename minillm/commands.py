@@ -132,6 +132,8 @@ def _model(a: argparse.Namespace, tokenizer: Any) -> Any:
         intermediate_size=a.intermediate_size or -(-8 * a.hidden_size // 3 // 32) * 32,
         max_position_embeddings=max(512, 2 * a.context_length),
         tie_word_embeddings=True,
+        initializer_range=a.init_range,
+        rope_theta=a.rope_theta,
         bos_token_id=end,
         eos_token_id=end,
     )
@@ -147,6 +149,7 @@ def _config(a: argparse.Namespace) -> Any:
         min_lr=a.lr / 20 if a.min_lr is None else a.min_lr,
         warmup_steps=a.warmup,
         weight_decay=a.weight_decay,
+        algorithm=a.optimizer,
         accumulation=a.accumulation,
         precision=a.precision,
         compile=a.compile,
@@ -163,11 +166,14 @@ def _finish(
     a: argparse.Namespace, tokenizer: Any, tensors: Any, trainer: Any, seconds: float
 ) -> None:
     """Save the model where `from_pretrained` finds it, and say how it was made."""
+    import torch
+
     from minillm.checkpoint import load_model_tensors
     from minillm.pretrained import save_pretrained
 
     model = _model(a, tokenizer)
     load_model_tensors(model, tensors)
+    model.to(getattr(torch, a.save_dtype))  # the checkpoints beside it stay as they were trained
     save_pretrained(model, tokenizer, a.out)
     skip = ("command", "quiet", "resume")
     options = {k: str(v) if isinstance(v, Path) else v for k, v in vars(a).items() if k not in skip}

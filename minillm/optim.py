@@ -17,6 +17,7 @@ from minillm import distributed
 
 __all__ = [
     "AdamW",
+    "MuonAdamW",
     "accumulate_gradients",
     "clip_grad_norm",
     "cosine_schedule",
@@ -149,6 +150,60 @@ def decay_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
         {"params": [p for p in trainable if p.dim() < 2], "weight_decay": 0.0},
     ]
     return [group for group in groups if group["params"]]
+
+
+def _tables(model: nn.Module) -> list[nn.Parameter]:
+    """Weights that hold one row for each token: embeddings, and the head if it is not tied."""
+    found = [m.weight for m in model.modules() if isinstance(m, nn.Embedding)]
+    head = getattr(model, "lm_head", None)
+    return [*found, head.weight] if isinstance(head, nn.Linear) else found
+
+
+class MuonAdamW:
+    """Muon for the matrices of the layers, AdamW for embeddings, output head and vectors, as one.
+
+    Muon replaces a matrix of gradients by the nearest one whose singular values are all equal, so
+    that what is rare in the data moves the weights as far as what is frequent. Its steps are
+    scaled to the size of AdamW's, so that both share one learning rate.
+
+    Source: Jordan et al. 2024 (torch.optim.Muon); the scale: Liu et al. 2025.
+    Raises: ValueError if there is no such matrix, or if the model is sharded.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        groups: list[dict[str, Any]],
+        lr: float,
+        betas: tuple[float, float],
+        eps: float,
+    ) -> None:
+        if distributed.is_sharded(model):
+            raise ValueError("muon needs whole matrices, fsdp has shards of them: use ddp")
+        tables = {id(p) for p in _tables(model)}
+        matrices, others = [], []
+        for group in groups:
+            chosen = [p for p in group["params"] if p.dim() == 2 and id(p) not in tables]
+            rest = [p for p in group["params"] if p.dim() != 2 or id(p) in tables]
+            matrices += [{**group, "params": chosen}] if chosen else []
+            others += [{**group, "params": rest}] if rest else []
+        if not matrices or not others:
+            raise ValueError("muon needs a model with matrices between its embedding and its head")
+        self.muon = torch.optim.Muon(matrices, lr=lr, adjust_lr_fn="match_rms_adamw")
+        self.adamw = torch.optim.AdamW(others, lr=lr, betas=betas, eps=eps, fused=True)
+        self.muon.state = self.adamw.state  # one record of both, by parameter
+        self.state = self.adamw.state
+        self.param_groups = [*self.muon.param_groups, *self.adamw.param_groups]
+
+    def zero_grad(self) -> None:
+        """Forget the gradients."""
+        self.muon.zero_grad()
+        self.adamw.zero_grad()
+
+    def step(self) -> None:
+        """Move every parameter that has a gradient."""
+        self.muon.step()
+        self.adamw.step()
 
 
 def cosine_schedule(

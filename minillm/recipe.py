@@ -12,7 +12,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from minillm.optim import AdamW, cosine_schedule, decay_groups
+from minillm.optim import AdamW, MuonAdamW, cosine_schedule, decay_groups
 
 __all__ = ["TrainConfig"]
 
@@ -34,6 +34,7 @@ class _Settings:
         "float32"  # of matrix products; weights stay float32
     )
     compile: bool = False
+    algorithm: Literal["adamw", "muon"] = "adamw"
     fused: bool = True  # torch's AdamW in one kernel; False: the AdamW of notebook 09, same formula
     seed: int = 0
     parallel: Literal["ddp", "fsdp"] = "ddp"  # under torchrun
@@ -53,6 +54,10 @@ class _Settings:
             raise ValueError(f"max_norm must be positive, not {self.max_norm}")
         if self.precision not in ("float32", "bfloat16") or self.parallel not in ("ddp", "fsdp"):
             raise ValueError(f"precision {self.precision!r}, parallel {self.parallel!r}")
+        if self.algorithm not in ("adamw", "muon"):
+            raise ValueError(f"algorithm {self.algorithm!r} is neither adamw nor muon")
+        if self.algorithm == "muon" and not self.fused:
+            raise ValueError("muon goes with torch's AdamW, not with fused=False")
 
 
 @dataclass(frozen=True)
@@ -67,9 +72,14 @@ class TrainConfig(_Settings):
         warmup = min(self.warmup_steps, self.steps)
         return cosine_schedule(step, self.max_lr, self.min_lr, warmup, self.steps)
 
-    def optimizer(self, model: nn.Module) -> AdamW | torch.optim.AdamW:
-        """AdamW over the model's parameters, matrices with weight decay, vectors without."""
+    def optimizer(self, model: nn.Module) -> AdamW | torch.optim.AdamW | MuonAdamW:
+        """AdamW over the model's parameters, matrices with weight decay, vectors without.
+
+        With `algorithm="muon"` the matrices of the layers are moved by Muon instead.
+        """
         groups = decay_groups(model, self.weight_decay)
+        if self.algorithm == "muon":
+            return MuonAdamW(model, groups, self.max_lr, self.betas, self.eps)
         settings = {"lr": self.max_lr, "betas": self.betas, "eps": self.eps}
         if self.fused:
             return torch.optim.AdamW(groups, **settings, fused=True)
@@ -79,4 +89,6 @@ class TrainConfig(_Settings):
         """The settings that a resumed run must share."""
         free = ("folder", "checkpoint_every", "keep", "log_every", "validate_every")
         settings = {k: v for k, v in dataclasses.asdict(self).items() if k not in free}
+        if self.algorithm == "adamw":  # runs that were begun before there was a choice
+            del settings["algorithm"]
         return {**settings, "betas": list(self.betas)}

@@ -104,7 +104,8 @@ class _Run:
             path = checkpoint.newest_checkpoint(self.config.folder)
         if path is not None:
             state = checkpoint.read_state(path)
-            check_settings(state.get("config", {}), self.config.numbers())
+            saved = {"algorithm": "adamw", **state.get("config", {})}
+            check_settings(saved, {"algorithm": "adamw", **self.config.numbers()})
             self.rng, state = distributed.load(path, self.model, self.optimizer)
             self.source.load_state_dict(state["source"])
             self.step, self.tokens, self.torn = state["step"], state["tokens"], False

@@ -51,6 +51,44 @@ def test_train_leaves_a_model_a_tokenizer_and_a_record(trained):
     assert record["held_out"] == pytest.approx(held_out, rel=1e-5)
 
 
+def test_optimizer_fresh_weights_and_rotation_can_be_chosen(trained, tmp_path, capsys):
+    out, options = tmp_path / "o", ["--init-range", 0.2, "--rope-theta", 5e4, *SMALL]
+    options += ["--optimizer", "muon", "--tokenizer", trained, "--steps", 3]
+    assert run("train", "--out", out, *options) == 0
+    asked = json.loads((out / "run.json").read_text())["options"]
+    assert (asked["optimizer"], asked["init_range"], asked["rope_theta"]) == ("muon", 0.2, 5e4)
+    config = json.loads((out / "config.json").read_text())
+    assert config["initializer_range"] == 0.2 and config["rope_theta"] == 5e4
+    model, _ = from_pretrained(out)
+    assert model.config.rope_theta == 5e4
+    assert 0.15 < model.lm_head.weight.std() < 0.25  # three steps move it little
+    saved = load_file(newest_checkpoint(out) / "optimizer.safetensors")
+    moments = {name.rpartition("/")[2] for name in saved}
+    assert moments == {"momentum_buffer", "step", "exp_avg", "exp_avg_sq"}
+    assert all(("_proj." in name) == name.endswith("momentum_buffer") for name in saved)
+    options[options.index("muon")] = "adamw"
+    assert run("train", "--out", out, "--resume", *options) == 1
+    assert "algorithm: saved 'muon', now 'adamw'" in capsys.readouterr().err
+
+
+def test_the_finished_model_can_be_saved_in_16_bits(trained, tmp_path):
+    out = tmp_path / "o"
+    shutil.copytree(trained, out)
+    before = (out / "step-00000006" / "model.safetensors").read_bytes()
+    options = ["--resume", "--steps", 6, "--checkpoint-every", 3, *SMALL]
+    assert run("train", "--out", out, *options, "--save-dtype", "bfloat16") == 0
+    ours, theirs = load_file(out / "model.safetensors"), load_file(trained / "model.safetensors")
+    assert ours.keys() == theirs.keys()
+    for name, tensor in theirs.items():
+        assert tensor.dtype == torch.float32 and torch.equal(ours[name], tensor.bfloat16())
+    assert json.loads((out / "config.json").read_text())["dtype"] == "bfloat16"
+    assert json.loads((trained / "config.json").read_text())["dtype"] == "float32"
+    assert json.loads((out / "run.json").read_text())["options"]["save_dtype"] == "bfloat16"
+    assert (out / "step-00000006" / "model.safetensors").read_bytes() == before
+    model, _ = from_pretrained(out)
+    assert {p.dtype for p in model.parameters()} == {torch.bfloat16}
+
+
 def test_resume_gives_the_same_model(trained, tmp_path, capsys):
     out = tmp_path / "again"
     shutil.copytree(trained, out)
