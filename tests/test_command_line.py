@@ -71,7 +71,7 @@ def test_optimizer_fresh_weights_and_rotation_can_be_chosen(trained, tmp_path, c
     assert "algorithm: saved 'muon', now 'adamw'" in capsys.readouterr().err
 
 
-def test_the_finished_model_can_be_saved_in_16_bits(trained, tmp_path):
+def test_the_finished_model_can_be_saved_in_16_bits(trained, tmp_path, capsys):
     out = tmp_path / "o"
     shutil.copytree(trained, out)
     before = (out / "step-00000006" / "model.safetensors").read_bytes()
@@ -87,6 +87,10 @@ def test_the_finished_model_can_be_saved_in_16_bits(trained, tmp_path):
     assert (out / "step-00000006" / "model.safetensors").read_bytes() == before
     model, _ = from_pretrained(out)
     assert {p.dtype for p in model.parameters()} == {torch.bfloat16}
+    command = ["--device", "cpu", "--documents", 3, "--samples", 1]
+    assert run("eval", out, *command) == 0 == run("eval", trained, *command)
+    bits = [float(b) for b in re.findall(r"bits per byte +([\d.]+)", capsys.readouterr().out)]
+    assert bits[0] == pytest.approx(bits[1], rel=5e-3)
 
 
 def test_resume_gives_the_same_model(trained, tmp_path, capsys):
