@@ -198,7 +198,7 @@ class BPETokenizer(_Prunable):
 
         Raises: ValueError if there is no template, or if a message spells a special token.
         """
-        from minillm.tokenizer_interchange import render_chat
+        from minillm.chat import render_chat
 
         text = render_chat(self, messages, add_generation_prompt=add_generation_prompt)
         return self._encode_with_special(text, "all")

@@ -3,26 +3,14 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
-from minillm.chat import choose_template, render_chat
+from minillm.chat import choose_template
 from minillm.tokenizer import BPETokenizer
 from minillm.tokenizer_reader import DIGEST
 from minillm.wrapped_tokenizer import WrappedTokenizer
 
 __all__ = ["load_tokenizer"]
-
-
-class _LoadedBPE(BPETokenizer):
-    """`BPETokenizer` whose chat template gets all that transformers would give it."""
-
-    def apply_chat_template(
-        self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True
-    ) -> list[int]:
-        text = render_chat(self, messages, add_generation_prompt=add_generation_prompt)
-        return self.encode(text, allowed_special="all")[self.add_bos :]
 
 
 def load_tokenizer(folder: str | Path) -> BPETokenizer | WrappedTokenizer | None:
@@ -41,7 +29,7 @@ def load_tokenizer(folder: str | Path) -> BPETokenizer | WrappedTokenizer | None
             warnings.warn(message, stacklevel=2)
         return None
     try:
-        tokenizer = _LoadedBPE.load(folder)
+        tokenizer = BPETokenizer.load(folder)
     except ValueError as refusal:
         if DIGEST in path.read_text(encoding="utf-8"):
             raise  # our own file: nobody else knows better

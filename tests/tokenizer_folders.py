@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import string
+from collections import Counter
 from functools import cache
 from pathlib import Path
 
@@ -58,8 +60,13 @@ def pieces(first: tuple[str, ...]) -> tuple[dict[str, int], list[tuple[str, str]
     """A vocabulary as SentencePiece's: special tokens, 256 bytes, what was learned; its merges."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always")
-    # Few letters: the rest of the texts has to fall back to bytes.
-    trainer = trainers.BpeTrainer(vocab_size=600, limit_alphabet=120, show_progress=False)
+    # Few letters, always the same: the rest of the texts has to fall back to bytes.
+    counts = Counter("".join(NATURAL.values()))
+    letters = {*string.ascii_letters, *sorted(counts, key=lambda c: (-counts[c], c))[:70]}
+    trainer = trainers.BpeTrainer(
+        vocab_size=600, initial_alphabet=sorted(letters), limit_alphabet=len(letters),
+        show_progress=False,
+    )  # fmt: skip
     tokenizer.train_from_iterator([*NATURAL.values()] * 2 + ["a  b    c [INST] hello"] * 9, trainer)
     model = json.loads(tokenizer.to_str())["model"]
     learned = sorted(model["vocab"], key=model["vocab"].get)
