@@ -27,22 +27,18 @@ def lay_out(weight: Tensor) -> Tensor:
 
 
 def multiply(x: Tensor, weight: Tensor, plus: Tensor | None = None) -> Tensor:
-    """`x @ W.T + plus` for W from `lay_out`: one row goes through the batched product.
+    """`x @ W.T + plus` for W from `lay_out`: one row of float32 goes through the batched product.
 
     Shape: x (B, in), weight (2, out / 2, in), plus (B, out) or (out,) -> (B, out).
     """
     halves, half, size = weight.shape
-    if x.shape[0] == 1:  # two matrices times a column: read at nearly all the bandwidth
+    if x.shape[0] == 1 and x.dtype == torch.float32:  # twice as quick as linear on many CPUs
         column = x.t().expand(halves, size, 1)
         if plus is None:
             return torch.bmm(weight, column).view(1, -1)
         return torch.baddbmm(plus.view(halves, half, 1), weight, column).view(1, -1)
     flat = weight.view(-1, size)
-    if plus is not None:
-        return torch.addmm(plus, x, flat.t())
-    if halves * half <= size:
-        return F.linear(x, flat)
-    return torch.mm(flat, x.t()).t().contiguous()  # a tall matrix is quicker on the left
+    return F.linear(x, flat) if plus is None else torch.addmm(plus, x, flat.t())
 
 
 def shrink(x: Tensor, floor: Tensor) -> Tensor:
