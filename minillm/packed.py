@@ -48,7 +48,7 @@ def shrink(x: Tensor, floor: Tensor) -> Tensor:
 
 
 class PackedLayer(nn.Module):
-    """One decoder layer for one new token a row, in four products: q, k and v at once, out, ...
+    """One decoder layer for one new token a row, in four products: qkv, out, gate and up, down.
 
     The weight of a norm multiplies its output, so it can as well multiply the next matrix, and so
     can the square root in x / sqrt(mean(x^2) + eps) = sqrt(C) x / sqrt(|x|^2 + C eps).

@@ -10,12 +10,13 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from minillm.chat import choose_template, render_chat
 from minillm.files import read_json, replacing, write_json
 from minillm.pretokenizer import well_formed
 from minillm.token_bytes import token_reader
+from minillm.tokenizer import BPETokenizer
 from minillm.vocabulary import BEGIN_TOKENS, END_TOKENS, StreamDecoder, Vocabulary
 
 if TYPE_CHECKING:
@@ -130,22 +131,14 @@ class WrappedTokenizer:
                 )
         return self.library.encode(text).ids
 
-    def encode_batch(
-        self,
-        texts: Iterable[str],
-        *,
-        padding_side: Literal["left", "right"] | None = None,
-        allowed_special: Allowed = (),
-    ) -> list[list[int]] | tuple[list[list[int]], list[list[int]]]:
-        """Ids of each text, as `encode`; with a padding side, rows and their mask, as `pad`."""
-        rows = [self.encode(text, allowed_special=allowed_special) for text in texts]
-        return rows if padding_side is None else self.pad(rows, padding_side)
-
     def encode_iterable(self, texts: Iterable[str]) -> Iterator[int]:
         """Ids of the concatenation of `texts`, special tokens allowed; it is built in memory."""
         yield from self.encode("".join(texts), allowed_special="all")
 
-    pad = Vocabulary.pad
+    # these need nothing but the methods and names that both kinds of tokenizers have
+    encode_batch, pad = BPETokenizer.encode_batch, Vocabulary.pad
+    bos_token_id, eos_token_id = Vocabulary.bos_token_id, Vocabulary.eos_token_id
+    pad_token_id = Vocabulary.pad_token_id
 
     def decode_bytes(self, ids: Iterable[int]) -> bytes:
         """The bytes that the tokens stand for. Raises: ValueError for an unknown id."""
@@ -213,18 +206,6 @@ class WrappedTokenizer:
     def vocab_size(self) -> int:
         """Rows that an embedding needs: the greatest id plus one."""
         return max(self.library.get_vocab().values()) + 1
-
-    @property
-    def bos_token_id(self) -> int | None:
-        return self.special_tokens.get(self.bos_token)
-
-    @property
-    def eos_token_id(self) -> int | None:
-        return self.special_tokens.get(self.eos_token)
-
-    @property
-    def pad_token_id(self) -> int | None:
-        return self.special_tokens.get(self.pad_token)
 
 
 def _content(token: Any) -> str | None:
