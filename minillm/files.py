@@ -21,6 +21,8 @@ def replacing(target: Path) -> Iterator[Path]:
     path = Path(name)
     try:
         yield path
+        with path.open("r+b") as file:  # on the disk before it has the name
+            os.fsync(file.fileno())
         os.chmod(path, 0o644)
         os.replace(path, target)
     except BaseException:

@@ -8,12 +8,11 @@ Explained in notebook 02. A file is written whole or not at all, and a damaged o
 import base64
 import binascii
 import json
-import os
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from minillm.bpe_encoder import find_merges
+from minillm.files import replacing
 from minillm.tokenizer_reader import DIGEST, digest, read_json, spell, splits
 
 __all__ = ["NAMES", "load", "read_tiktoken", "save", "to_json"]
@@ -34,17 +33,8 @@ def save(tokenizer: "BPETokenizer", directory: Path) -> None:
         ("tokenizer_config.json", config),
         ("tokenizer.json", to_json(tokenizer)),
     ):
-        handle, temporary = tempfile.mkstemp(dir=directory, prefix=f".{name}.")
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                json.dump(content, file, ensure_ascii=False, indent=1)
-                file.flush()
-                os.fsync(file.fileno())
-            os.chmod(temporary, 0o644)
-            os.replace(temporary, directory / name)
-        except BaseException:
-            os.unlink(temporary)
-            raise
+        with replacing(directory / name) as path:
+            path.write_text(json.dumps(content, ensure_ascii=False, indent=1), encoding="utf-8")
 
 
 def to_json(tokenizer: "BPETokenizer") -> dict[str, Any]:
