@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 
 __all__ = ["choose_template", "render_chat"]
 
+# what a template can raise besides Jinja's own: 1 / 0, range(10**9), "a".index("b"), 5 | dictsort
+_MISTAKES = (TypeError, ValueError, ArithmeticError, LookupError, AttributeError, RecursionError)
+
 
 def choose_template(found: Any) -> str | None:
     """The template itself, or the one called "default" where a file lists several by name.
@@ -57,7 +60,7 @@ def render_chat(
             add_generation_prompt=add_generation_prompt,
             **{name: token for name, token in tokens.items() if token is not None},
         )
-    except (TemplateError, TypeError) as error:
+    except (TemplateError, *_MISTAKES) as error:
         raise ValueError(f"the chat template refuses these messages: {error}") from None
 
 

@@ -14,6 +14,7 @@ __all__ = ["FILES", "local_folder"]
 # What we read, and nothing else: many repositories hold the same weights in three more formats.
 FILES = [
     "config.json",
+    "generation_config.json",
     "model*.safetensors",
     "model.safetensors.index.json",
     "tokenizer.json",

@@ -5,7 +5,6 @@ Explained in notebook 02. Training lives in `bpe_trainer`, file formats in `toke
 
 # Built from notebooks/02_tokenizer.ipynb: edit there, then make build.
 
-import re
 import unicodedata
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
@@ -22,7 +21,7 @@ from minillm.pretokenizer import (
     PreTokenizer,
     well_formed,
 )
-from minillm.vocabulary import Vocabulary
+from minillm.vocabulary import Vocabulary, find_names
 
 __all__ = ["PATTERNS", "Allowed", "BPETokenizer", "Encoder"]
 
@@ -48,9 +47,9 @@ class _WordEncoder(Vocabulary):
         add_bos: bool = False,
         normalizer: Literal["NFC"] | None = None,
         chat_template: str | None = None,
-        **names: str | None,
+        **named: Any,
     ) -> None:
-        super().__init__(ranks, special_tokens, **names)
+        super().__init__(ranks, special_tokens, **named)
         if normalizer not in (None, "NFC"):
             raise ValueError(f"normalizer must be 'NFC' or None, not {normalizer!r}")
         if add_bos and self.bos_token is None:
@@ -58,8 +57,6 @@ class _WordEncoder(Vocabulary):
         self.pattern, self.add_bos = pattern, add_bos
         self.normalizer, self.chat_template = normalizer, chat_template
         self._pre = PreTokenizer(pattern)
-        spellings = sorted(map(re.escape, self.special_tokens), key=len, reverse=True)
-        self._special = re.compile("(" + "|".join(spellings) + ")") if spellings else None
         self._memory = Memory(self._encode_word)
 
     def _encode_word(self, word: str) -> list[int]:
@@ -87,22 +84,21 @@ class Encoder(_WordEncoder):
         Raises: ValueError if the text spells a special token that is not allowed.
         """
         ids = [self.bos_token_id] if self.add_bos else []
-        return ids + self._encode_with_special(text, allowed_special)
+        return ids + self._encode_named(text, allowed_special)
 
-    def _encode_with_special(self, text: str, allowed: Allowed) -> list[int]:
-        if self._special is None:
-            return self.encode_ordinary(text)
-        head, *rest = self._special.split(text)
-        ids = self.encode_ordinary(head)
-        for special, part in zip(rest[::2], rest[1::2], strict=True):
-            if allowed != "all" and special not in allowed:
-                raise ValueError(
-                    f"the text spells the special token {special!r}: allow it by allowed_special, "
-                    "or call encode_ordinary to read it as plain text"
-                )
-            ids.append(self.special_tokens[special])
-            ids += self.encode_ordinary(part)
-        return ids
+    def encode_ordinary(self, text: str) -> list[int]:
+        """Ids of `text`, in which the spelling of a special token is text like any other."""
+        if not self.added_tokens:
+            return super().encode_ordinary(text)
+        return self._encode_named(text, None)
+
+    def _encode_named(self, text: str, allowed: Allowed | None) -> list[int]:
+        ids, start = [], 0
+        for name in find_names(text, self._names, self.special_tokens, allowed):
+            ids += super().encode_ordinary(text[start : name.start()])
+            ids.append(self._named[name[0]])
+            start = name.end()
+        return ids + super().encode_ordinary(text[start:])
 
     def encode_batch(
         self,
@@ -119,8 +115,8 @@ class Encoder(_WordEncoder):
         """Ids of the concatenation of `texts`, special tokens allowed, in constant memory."""
         if self.add_bos:
             yield self.bos_token_id
-        for block in self._pre.blocks(texts, whole=self._special):
-            yield from self._encode_with_special(block, "all")
+        for block in self._pre.blocks(texts, whole=self._names):
+            yield from self._encode_named(block, "all")
 
 
 if TYPE_CHECKING:
@@ -144,8 +140,11 @@ class _Trainable(Encoder):
     ) -> "BPETokenizer":
         """Learn `vocab_size` ids: bytes, merges (fewer if the text runs out), special tokens.
 
-        Raises: ValueError if `vocab_size` has no room for the bytes and the special tokens.
+        Raises: ValueError if `vocab_size` has no room for the bytes and the special tokens, or
+            if these are one string, or the same twice.
         """
+        if isinstance(special_tokens, str) or len({*special_tokens}) < len(special_tokens):
+            raise ValueError(f"special_tokens must be different names, not {special_tokens!r}")
         num_merges = vocab_size - 256 - len(special_tokens)
         if num_merges < 0:
             raise ValueError(f"vocab_size {vocab_size} < 256 bytes + {len(special_tokens)} special")
@@ -163,26 +162,27 @@ class _Prunable(_Trainable):
     def prune(self, keep_ids: Iterable[int]) -> tuple["BPETokenizer", list[int]]:
         """A smaller tokenizer, and the old id of each of its ids: new embedding = old[old_ids].
 
-        Kept are the bytes, the special tokens, `keep_ids` and the tokens they are merged from: a
-        text whose old ids are all kept is cut into the same tokens.
+        Kept are the bytes, special and added tokens, `keep_ids` and the tokens they are merged
+        from: a text whose old ids are all kept is cut into the same tokens.
         """
-        keep = {*keep_ids, *self.special_tokens.values()}
+        keep = {*keep_ids, *self._named.values()}
         if unknown := keep - self._bytes.keys():
             raise ValueError(f"no token has the id {min(unknown)}; there are {len(self)} ids")
         old_ids = sorted(with_parts(keep, self.ranks))
         new_id = {old: new for new, old in enumerate(old_ids)}
         ranks = {token: new_id[i] for token, i in self.ranks.items() if i in new_id}
         special = {token: new_id[i] for token, i in self.special_tokens.items()}
+        added = {token: new_id[i] for token, i in self.added_tokens.items()}
         names = ("bos_token", "eos_token", "pad_token", "add_bos", "normalizer", "chat_template")
         options = {name: getattr(self, name) for name in names}
-        return BPETokenizer(ranks, self.pattern, special, **options), old_ids
+        return BPETokenizer(ranks, self.pattern, special, added_tokens=added, **options), old_ids
 
 
 class BPETokenizer(_Prunable):
     """Byte-pair encoding in which ranks are ids, as in tiktoken: a lower rank is merged earlier.
 
     Args:
-        ranks, special_tokens, bos_token, eos_token, pad_token: see `Vocabulary`.
+        ranks, special_tokens, added_tokens, bos_token, eos_token, pad_token: see `Vocabulary`.
         pattern: the regular expression that cuts text into words.
         add_bos: `encode` puts the begin token first.
         normalizer: "NFC" composes characters before encoding, so decoding returns composed text.
@@ -201,7 +201,7 @@ class BPETokenizer(_Prunable):
         from minillm.chat import render_chat
 
         text = render_chat(self, messages, add_generation_prompt=add_generation_prompt)
-        return self._encode_with_special(text, "all")
+        return self._encode_named(text, "all")
 
     def save(self, directory: str | Path) -> None:
         """Write `tokenizer.json` and `tokenizer_config.json`, which Hugging Face reads."""

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 def to_tiktoken(tokenizer: "BPETokenizer", name: str = "minillm") -> "tiktoken.Encoding":
     """The same ranks, pattern and special tokens as a `tiktoken.Encoding`; it adds no begin token.
 
+    Added tokens become special, as tiktoken knows no others.
     Warns if one special token lies inside another: which one tiktoken then finds is left to chance.
     Raises: ValueError if the tokenizer has a normalizer, which tiktoken has not.
     """
@@ -32,7 +33,7 @@ def to_tiktoken(tokenizer: "BPETokenizer", name: str = "minillm") -> "tiktoken.E
         raise ValueError(
             f"tiktoken has no normalizer, and this tokenizer uses {tokenizer.normalizer}"
         )
-    names = [*tokenizer.special_tokens]
+    names = {**tokenizer.special_tokens, **tokenizer.added_tokens}
     inside = [(a, b) for a in names for b in names if a != b and a in b]
     if inside:
         warnings.warn(
@@ -44,7 +45,7 @@ def to_tiktoken(tokenizer: "BPETokenizer", name: str = "minillm") -> "tiktoken.E
         name,
         pat_str=tokenizer.pattern,
         mergeable_ranks=tokenizer.ranks,
-        special_tokens=tokenizer.special_tokens,
+        special_tokens=names,
     )
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import warnings
 from pathlib import Path
 
-from minillm.chat import choose_template
 from minillm.tokenizer import BPETokenizer
 from minillm.tokenizer_reader import DIGEST
 from minillm.wrapped_tokenizer import WrappedTokenizer
@@ -29,7 +28,7 @@ def load_tokenizer(folder: str | Path) -> BPETokenizer | WrappedTokenizer | None
             warnings.warn(message, stacklevel=2)
         return None
     try:
-        tokenizer = BPETokenizer.load(folder)
+        return BPETokenizer.load(folder)
     except ValueError as refusal:
         if DIGEST in path.read_text(encoding="utf-8"):
             raise  # our own file: nobody else knows better
@@ -37,5 +36,3 @@ def load_tokenizer(folder: str | Path) -> BPETokenizer | WrappedTokenizer | None
             return WrappedTokenizer.load(folder)
         except ImportError as error:
             raise ImportError(f"{refusal}: {error}") from None
-    tokenizer.chat_template = choose_template(tokenizer.chat_template)
-    return tokenizer

@@ -87,14 +87,22 @@ def read_json(content: Mapping[str, Any]) -> dict[str, Any]:
     if DIGEST in model and model[DIGEST] != digest(content):
         raise ValueError(f"edited since it was saved (if on purpose, remove {DIGEST!r})")
     _refuse_unknown(content, model)
-    added = {token["content"]: token["id"] for token in content.get("added_tokens") or ()}
-    vocab = {name: i for name, i in model["vocab"].items() if added.get(name) != i}
+    named: dict[bool, dict[str, int]] = {True: {}, False: {}}  # special or merely added -> ids
+    for token in content.get("added_tokens") or ():
+        named[token.get("special", True)][token["content"]] = token["id"]
+    ids = named[True] | named[False]
+    vocab = {name: i for name, i in model["vocab"].items() if ids.get(name) != i}
+    if DIGEST not in model and (alike := vocab.keys() & ids.keys()):
+        name = min(alike)
+        raise ValueError(
+            f"{name!r} has the id {ids[name]} as added, {vocab[name]} as ordinary token"
+        )
     ranks = {unspell(name): i for name, i in vocab.items()}
     pairs = [m.split(" ") if isinstance(m, str) else m for m in model["merges"]]
     merges = [(unspell(left), unspell(right)) for left, right in pairs]
     if DIGEST not in model:
         check_merges(ranks, merges, whole_words=model.get("ignore_merges", False))
-    found = {"ranks": ranks, "special_tokens": added}
+    found = {"ranks": ranks, "special_tokens": named[True], "added_tokens": named[False]}
     found["pattern"] = _pattern(content["pre_tokenizer"])
     found["normalizer"] = "NFC" if content.get("normalizer") else None
     begin = _begin_token(content.get("post_processor"))

@@ -6,18 +6,41 @@ Explained in notebook 02. `BPETokenizer` adds the other direction.
 # Built from notebooks/02_tokenizer.ipynb: edit there, then make build.
 
 import codecs
+import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import cached_property
 from typing import Literal
 
 from minillm.bpe_encoder import find_merges
 
-__all__ = ["BEGIN_TOKENS", "END_TOKENS", "StreamDecoder", "Vocabulary"]
+__all__ = ["BEGIN_TOKENS", "END_TOKENS", "StreamDecoder", "Vocabulary", "find_names"]
 
 BEGIN_TOKENS = ("<|begin_of_text|>", "<|startoftext|>", "<bos>", "<s>")
 
 END_TOKENS = ("<|endoftext|>", "<|end_of_text|>", "<|im_end|>", "<eos>", "</s>")
+
+
+def find_names(
+    text: str,
+    names: re.Pattern[str] | None,
+    special: Collection[str],
+    allowed: Literal["all"] | Collection[str] | None,
+) -> Iterator[re.Match[str]]:
+    """The special and added tokens that `text` spells; not the special ones if allowed is None.
+
+    Raises: ValueError for a special token that is not allowed.
+    """
+    for match in names.finditer(text) if names else ():
+        if (name := match[0]) in special:
+            if allowed is None:
+                continue  # plain text, also where an added token lies inside it
+            if allowed != "all" and name not in allowed:
+                raise ValueError(
+                    f"the text spells the special token {name!r}: allow it by allowed_special, "
+                    "or call encode_ordinary to read it as plain text"
+                )
+        yield match
 
 
 class _Tokens:
@@ -28,24 +51,31 @@ class _Tokens:
         ranks: Mapping[bytes, int],
         special_tokens: Mapping[str, int] | None = None,
         *,
+        added_tokens: Mapping[str, int] | None = None,
         bos_token: str | None = None,
         eos_token: str | None = None,
         pad_token: str | None = None,
     ) -> None:
         self.ranks, self.special_tokens = dict(ranks), dict(special_tokens or {})
+        self.added_tokens = dict(added_tokens or {})
+        self._named = {**self.special_tokens, **self.added_tokens}
         self._bytes = {i: token for token, i in self.ranks.items()}
-        self._bytes |= {i: token.encode() for token, i in self.special_tokens.items()}
+        self._bytes |= {i: token.encode() for token, i in self._named.items()}
         known = self.special_tokens.keys()
         self.bos_token = bos_token or next((name for name in BEGIN_TOKENS if name in known), None)
         self.eos_token = eos_token or next((name for name in END_TOKENS if name in known), None)
         self.pad_token = pad_token or self.eos_token
+        spellings = sorted(map(re.escape, self._named), key=len, reverse=True)
+        self._names = re.compile("|".join(spellings)) if spellings else None
         self._check()
 
     def _check(self) -> None:
         missing = [byte for byte in range(256) if bytes([byte]) not in self.ranks]
         if missing:
             raise ValueError(f"{len(missing)} of the 256 bytes have no id, first {missing[0]}")
-        ids = [*self.ranks.values(), *self.special_tokens.values()]
+        if twice := self.special_tokens.keys() & self.added_tokens.keys():
+            raise ValueError(f"{min(twice)!r} is special and not special")
+        ids = [*self.ranks.values(), *self._named.values()]
         if len(self._bytes) < len(ids):
             shared = next(i for i, count in Counter(ids).items() if count > 1)
             raise ValueError(f"two tokens share the id {shared}")
@@ -90,9 +120,10 @@ class Vocabulary(_Decoding):
     Args:
         ranks: bytes of each token -> its id; all 256 bytes must be there.
         special_tokens: spelling -> id; text never makes them unless the caller allows it.
+        added_tokens: the same for those that any text may make, such as Qwen 3's `<think>`.
         bos_token, eos_token, pad_token: which of them begin and end a text, and fill a batch
             (default: the first well-known name; the end token also fills).
-    Raises: ValueError if ids repeat, bytes are missing, or one of the three names is unknown.
+    Raises: ValueError if ids or names repeat, bytes are missing, or one of the three is unknown.
     """
 
     @property

@@ -238,6 +238,15 @@ def test_templates_are_fenced_in(kind, tmp_path):
         "{% for m in messages %}",
         "{{ messages[0].content + 1 }}",
         "{{ strftime_now.__globals__.os }}",
+        "{{ 1 / 0 }}",
+        "{{ 9.0 ** 9999 }}",
+        "{{ range(10 ** 9) | length }}",
+        "{{ 'abc'.index('z') }}",
+        "{{ [].pop() }}",
+        "{{ '%d' | format('x') }}",
+        "{{ '{7}'.format(1) }}",
+        "{{ messages[0].content | dictsort }}",
+        "{% macro again() %}{{ again() }}{% endmacro %}{{ again() }}",
     ):
         with pytest.raises(ValueError, match="the chat template refuses these messages: "):
             chat(template)

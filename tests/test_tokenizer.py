@@ -1,6 +1,7 @@
 """The tokenizer against tiktoken, on natural text, random Unicode and degenerate strings."""
 
 import random
+import re
 import subprocess
 import sys
 import textwrap
@@ -304,6 +305,10 @@ def test_names_of_special_tokens_are_found_or_given(gpt4):
     [
         ({"special_tokens": {"<a>": 5}}, "share the id 5"),
         ({"special_tokens": {"": 900}}, "empty"),
+        ({"added_tokens": {"<a>": 5}}, "share the id 5"),
+        ({"added_tokens": {"": 900}}, "empty"),
+        ({"added_tokens": {"<a>": 901}, "special_tokens": {"<a>": 900}}, "'<a>' is special and"),
+        ({"added_tokens": {"<a>": 900}, "eos_token": "<a>"}, "'<a>' is none"),
         ({"special_tokens": {"<a>": -1}}, "negative"),
         ({"eos_token": "<nope>"}, "'<nope>' is none"),
         ({"normalizer": "NFKC"}, "NFKC"),
@@ -315,6 +320,29 @@ def test_contradictions_are_errors(gpt4, change, message):
     arguments = {"ranks": gpt4.ranks, "pattern": GPT2_PATTERN, **change}
     with pytest.raises(ValueError, match=message):
         BPETokenizer(**arguments)
+
+
+@pytest.mark.parametrize("names", [END, "", ["<a>", "<b>", "<a>"]])
+def test_names_of_special_tokens_to_train_with_are_a_list_of_different_ones(names):
+    with pytest.raises(ValueError, match=f"special_tokens .* not {re.escape(repr(names))}"):
+        BPETokenizer.train("the cat", 300, special_tokens=names)
+
+
+def test_added_tokens_are_found_in_any_text(gpt4):
+    added = {"<think>": 800, "<think>s": 801}
+    tokenizer = BPETokenizer(gpt4.ranks, GPT4_PATTERN, {END: 802}, added_tokens=added)
+    text = "a<think>so<think> b"
+    ids = [*gpt4.encode("a"), 801, *gpt4.encode("o"), 800, *gpt4.encode(" b")]
+    assert tokenizer.encode(text) == tokenizer.encode_ordinary(text) == ids
+    assert [*tokenizer.encode_iterable(text)] == ids and tokenizer.decode(ids) == text
+    assert tokenizer.to_hf().encode(text).ids == ids
+    with pytest.warns(UserWarning, match="'<think>' lies inside '<think>s'"):
+        theirs = tokenizer.to_tiktoken()
+    assert theirs.encode(f"<think>{END}", allowed_special="all") == [800, 802]
+    assert len(tokenizer) == len(gpt4) + 2 and tokenizer.vocab_size == 803
+    small, old_ids = tokenizer.prune([])
+    assert [old_ids[i] for i in small.added_tokens.values()] == [800, 801]
+    assert small.decode(small.encode(text)) == text
 
 
 def test_memory_stays_bounded():

@@ -75,6 +75,54 @@ def test_what_we_save_is_read_by_three(pattern, options, tmp_path):
     assert [p.name for p in (tmp_path / "new" / "folder").iterdir() if p.name.startswith(".")] == []
 
 
+places = {"first": (0, 1), "with a gap": (700, 708), "last": (699, 700), "in between": (700, 300)}
+
+
+@pytest.mark.parametrize(("end", "pad"), places.values(), ids=places)
+def test_others_read_the_ids_of_special_tokens_wherever_they_lie(tokenizer, end, pad, tmp_path):
+    special = {END: end, "<|pad|>": pad}
+    free = [i for i in range(len(tokenizer.ranks) + 2) if i not in (end, pad)]
+    ranks = {token: free[i] for token, i in tokenizer.ranks.items()}
+    ours = BPETokenizer(ranks, GPT4_PATTERN, special)
+    ours.save(tmp_path)
+    theirs = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    fast, again = PreTrainedTokenizerFast.from_pretrained(tmp_path), BPETokenizer.load(tmp_path)
+    assert (again.ranks, again.special_tokens) == (ranks, special)
+    for text in [*TEXTS, f"the cat{END}sat<|pad|>{END}"]:
+        ids = ours.encode(text, allowed_special="all")
+        assert ids == theirs.encode(text).ids == fast.encode(text) == ours.to_hf().encode(text).ids
+        assert ids == again.encode(text, allowed_special="all")
+        assert ours.decode(ids) == theirs.decode(ids, skip_special_tokens=False)
+    assert (
+        fast.convert_tokens_to_ids([*special]) == [*map(theirs.token_to_id, special)] == [end, pad]
+    )
+    before = (tmp_path / "tokenizer.json").read_bytes()
+    again.save(tmp_path)
+    assert (tmp_path / "tokenizer.json").read_bytes() == before
+
+
+def test_special_tokens_that_a_trainer_put_first_stay_there(tmp_path):
+    theirs = byte_level(split_by(GPT4_PATTERN), [END, "<|pad|>"])
+    theirs.save(str(tmp_path / "tokenizer.json"))
+    ours = BPETokenizer.load(tmp_path)
+    assert ours.special_tokens == {END: 0, "<|pad|>": 1}
+    ours.save(tmp_path)
+    again = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    text = f"the cat<|pad|>sat{END}"
+    assert again.encode(text).ids == theirs.encode(text).ids
+    assert again.get_vocab() == theirs.get_vocab()
+
+
+@pytest.mark.parametrize("name", ["a", "Ġ", "é"])  # "é" is how the file spells the byte 0xE9
+def test_a_special_token_that_a_file_cannot_tell_apart_is_not_saved(tokenizer, name, tmp_path):
+    alike = BPETokenizer(tokenizer.ranks, GPT4_PATTERN, {name: 900})
+    with pytest.raises(ValueError, match=f"cannot tell .* '{name}'"):
+        alike.save(tmp_path)
+    assert [*tmp_path.iterdir()] == []
+    with pytest.raises(ValueError, match=f"cannot tell .* '{name}'"):
+        alike.to_hf()
+
+
 def test_a_file_of_gpt2s_kind(tmp_path):
     theirs = byte_level(pre_tokenizers.ByteLevel(add_prefix_space=False), [END])
     theirs.post_processor = processors.ByteLevel(trim_offsets=False)
@@ -159,6 +207,92 @@ def test_a_file_of_qwen2s_kind(tmp_path):
     assert again.apply_chat_template(messages) == ours.apply_chat_template(messages)
 
 
+@pytest.fixture
+def thinking(tmp_path):
+    """A folder of Qwen 3's kind: some of the tokens that it adds are not special."""
+    theirs = byte_level(split_by(QWEN2_PATTERN))
+    theirs.normalizer = normalizers.NFC()
+    theirs.add_special_tokens(["<|endoftext|>", "<|im_start|>", "<|im_end|>"])
+    names = ["<think>", "</think>", "end|>", "<stop>", "<|user|>"]
+    theirs.add_tokens([AddedToken(name, special=False, normalized=False) for name in names])
+    theirs.save(str(tmp_path / "tokenizer.json"))
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", "chat_template": CHATML}
+    kind = {"__type": "AddedToken", "special": True, "normalized": False}
+    config |= {"eos_token": {**kind, "content": "<stop>"}, "pad_token": "<|endoftext|>"}
+    config["additional_special_tokens"] = ["<|im_end|>", {**kind, "content": "<|user|>"}]
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    return tmp_path
+
+
+def test_tokens_that_are_added_but_not_special_may_stand_in_any_text(thinking):
+    ours, fast = BPETokenizer.load(thinking), PreTrainedTokenizerFast.from_pretrained(thinking)
+    assert ours.added_tokens == {"<think>": 603, "</think>": 604, "end|>": 605}
+    for text in ("the <think>", "</think>e\u0301<think><thin", "an end|>"):
+        ids = fast.encode(text)
+        assert ours.encode(text) == ours.encode_ordinary(text) == [*ours.encode_iterable([text])]
+        assert ours.encode(text) == ids and ours.decode(ids) == fast.decode(ids)
+    text = "<think>a<|im_end|>b<|im_start|></think>"  # "end|>" is a part of a special token here
+    with pytest.raises(ValueError, match=r"the special token '<\|im_end\|>'"):
+        ours.encode(text, allowed_special=["<|im_start|>"])
+    assert ours.encode(text, allowed_special="all") == fast.encode(text)
+    assert ours.encode_ordinary(text) == fast.encode(text, split_special_tokens=True)
+    messages = [
+        {"role": "user", "content": "the cat"},
+        {"role": "assistant", "content": "<think>rat</think>mat"},
+    ]
+    expected = fast.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+    assert ours.apply_chat_template(messages) == expected and 603 in expected
+
+
+def test_tokens_that_are_named_in_the_config_are_special(thinking):
+    ours, fast = BPETokenizer.load(thinking), PreTrainedTokenizerFast.from_pretrained(thinking)
+    assert {"<stop>", "<|user|>"} <= ours.special_tokens.keys()
+    assert {*ours.special_tokens} == {*fast.all_special_tokens, "<|im_start|>"}
+    assert ours.eos_token_id == 606
+    for name in ("<stop>", "<|user|>"):
+        with pytest.raises(ValueError, match="spells the special token"):
+            ours.apply_chat_template([{"role": "user", "content": name}])
+
+
+def test_saving_says_which_added_tokens_are_special(thinking):
+    ours = BPETokenizer.load(thinking)
+    ours.save(thinking / "again")
+    again = BPETokenizer.load(thinking / "again")
+    assert (again.special_tokens, again.added_tokens) == (ours.special_tokens, ours.added_tokens)
+    text = "<think>rat</think>mat<|im_end|>"
+    for folder in (thinking, thinking / "again"):
+        fast = PreTrainedTokenizerFast.from_pretrained(folder)
+        ids = fast.encode(text)
+        assert ids == ours.encode(text, allowed_special="all")
+        assert fast.decode(ids, skip_special_tokens=True) == "<think>rat</think>mat"
+
+
+def test_an_older_chat_template_does_not_outlive_a_save(tokenizer, tmp_path):
+    (tmp_path / "chat_template.jinja").write_text("OLD")
+    options = {"special_tokens": tokenizer.special_tokens, "chat_template": "NEW"}
+    BPETokenizer(tokenizer.ranks, GPT4_PATTERN, **options).save(tmp_path)
+    assert BPETokenizer.load(tmp_path).chat_template == "NEW"
+    assert PreTrainedTokenizerFast.from_pretrained(tmp_path).chat_template == "NEW"
+
+
+def test_of_named_templates_the_default_is_taken(tokenizer, tmp_path):
+    tokenizer.save(tmp_path)
+    path = tmp_path / "tokenizer_config.json"
+    config = json.loads(path.read_text())
+
+    def load(names):
+        named = [{"name": name, "template": name + "!"} for name in names]
+        path.write_text(json.dumps({**config, "chat_template": named}))
+        return BPETokenizer.load(tmp_path)
+
+    ours = load(["tool_use", "default"])
+    assert ours.decode(ours.apply_chat_template([])) == "default!"
+    with pytest.raises(ValueError, match=r"tokenizer\.json: no chat template is called 'default'"):
+        load(["tool_use"])
+    (tmp_path / "chat_template.jinja").write_text("beside")
+    assert load(["tool_use"]).chat_template == "beside"
+
+
 def test_chat_templates_are_fenced_in(tokenizer):
     def chat(template, content="hello", names=("<|im_start|>", "<|im_end|>")):
         special = {name: 800 + i for i, name in enumerate(names)}
@@ -212,7 +346,11 @@ def edits(content):
         "not in the vocabulary": lambda: model["merges"].append(["q", "q"]),
         "order of ids": lambda: model["merges"].reverse(),
         "not listed|no merge makes": lambda: model["merges"].pop(7),
-        "share the id": lambda: content["added_tokens"][0].update(id=3),
+        "id 3 as added, 699 as ordinary": lambda: content["added_tokens"][0].update(id=3),
+        "share the id": lambda: (
+            content["added_tokens"][0].update(id=3),
+            model["vocab"].update({END: 3}),
+        ),
         "KeyError": lambda: content.pop("model"),
     }
 

@@ -1,6 +1,7 @@
 """Tokenizers wrapped from `tokenizers`: transformers reads the same folder and gives the same."""
 
 import json
+import pickle
 import subprocess
 import sys
 
@@ -11,12 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_tokenizer import NATURAL
 from tokenizer_folders import KINDS, byte_level, old_style, write
-from tokenizers import decoders, pre_tokenizers
+from tokenizers import Regex, decoders, pre_tokenizers
 
 from minillm.config import ModelConfig
 from minillm.generation import stream_text
 from minillm.model import CausalLM
 from minillm.pretrained import from_pretrained, load_tokenizer, save_pretrained
+from minillm.stopping import Stops
 from minillm.tokenizer import GPT4_PATTERN, BPETokenizer
 from minillm.wrapped_tokenizer import WrappedTokenizer
 
@@ -137,6 +139,31 @@ def test_a_stream_continues_a_text(kind, ours):
         if not unfinished:
             assert tokenizer.decode(ids[:start]) + "".join(rest) == tokenizer.decode(ids)
         assert decoder.finish() == ""
+
+
+@pytest.mark.parametrize("kind", ["llama-2", "gemma"])
+def test_a_stop_string_may_begin_with_a_space(kind, ours):
+    """Alone, the token of " cat" is read as "cat": the bytes of a text that goes on say more."""
+    tokenizer = ours(kind)
+    ids = tokenizer.encode_ordinary("the cat")
+    stops = Stops(None, " cat", tokenizer, ModelConfig(len(tokenizer), 16, 1, 1, 32))
+    ends = [stops.ended(ids[: n + 1]) for n in range(len(ids))]
+    assert ends == [False] * (len(ids) - 1) + [True]
+    after = len(tokenizer.encode_ordinary("the"))
+    assert stops.ended(ids[after:])  # the space is the first of what is new
+
+
+@each_kind
+def test_workers_get_a_copy(kind, ours):
+    tokenizer = ours(kind)
+    copy = pickle.loads(pickle.dumps(tokenizer))
+    for text in TEXTS:
+        ids = tokenizer.encode(text)
+        assert copy.encode(text) == ids and copy.encode_ordinary(text) == ids[tokenizer.add_bos :]
+        assert copy.decode(ids) == tokenizer.decode(ids)
+        assert copy.decode_bytes(ids) == tokenizer.decode_bytes(ids)
+    assert copy.special_tokens == tokenizer.special_tokens
+    assert copy.chat_template == tokenizer.chat_template
 
 
 def test_byte_fallback_is_spelled_byte_by_byte(ours):
@@ -337,7 +364,12 @@ def test_damaged_files_and_decoders_that_we_cannot_follow(tmp_path):
         with pytest.raises(ValueError, match=r"tokenizer\.json: the library tokenizers cannot"):
             load_tokenizer(tmp_path)
     tokenizer = old_style()
-    for decoder, name in ((decoders.WordPiece(), "WordPiece"), (None, r"\[\]")):
+    by_regex = decoders.Sequence([decoders.Replace(Regex("▁"), " "), decoders.Fuse()])
+    for decoder, name in (
+        (decoders.WordPiece(), "WordPiece"),
+        (None, r"\[\]"),
+        (by_regex, "Replace .*Regex"),
+    ):
         tokenizer.decoder = decoder
         tokenizer.save(str(path))
         with pytest.raises(ValueError, match=rf"tokenizer\.json: decoder .*{name}"):
