@@ -138,6 +138,10 @@ def _check_config(c: _Keys) -> None:
         raise ValueError(f"a {c.model_type} config lacks {', '.join(missing)}")
     if c.family.latent and c.attention_bias:
         raise ValueError("deepseek_v3 with attention_bias=True is not supported")
+    if c.family.latent and (c.attention_dropout or c.qk_rope_head_dim != D):
+        given = f"dropout {c.attention_dropout}, head_dim {D}, qk_rope_head_dim"
+        rule = "deepseek_v3 drops nothing, and its head_dim is what rotates"
+        raise ValueError(f"{rule}: {given} {c.qk_rope_head_dim}")
     if H % G:
         raise ValueError(f"{H} query heads do not share {G} key/value heads evenly")
     if c.family.rotary and D % 2:

@@ -96,7 +96,11 @@ def read_config(data: Mapping[str, Any]) -> dict[str, Any]:
     if missing:
         raise ValueError(f"a {kind} config lacks {', '.join(missing)}")
     _read_rope(found, data)
+    if kind == "mistral" and "sliding_window" not in data:
+        found["sliding_window"] = 4096  # what transformers takes it to mean; null means none
     _read_window(found)
+    if found.get("pad_token_id") == -1:
+        del found["pad_token_id"]  # early files of Llama's say so
     if kind == "falcon":
         _read_falcon(found)
     if kind == "gemma" and found.get("hidden_act") == "gelu":
@@ -143,13 +147,14 @@ def _read_window(found: dict[str, Any]) -> None:
     """Qwen names a window that it may not use; one for some layers only is refused."""
     types = set(found.pop("layer_types", ()))
     first = found.pop("max_window_layers", 0)
-    if not found.pop("use_sliding_window", True):
+    qwen = found["model_type"].startswith("qwen")
+    if not found.pop("use_sliding_window", not qwen):
         found.pop("sliding_window", None)
     if found.get("sliding_window") is None:
         return
     if types == {"full_attention"}:
         del found["sliding_window"]
-    elif len(types) > 1 or (found["model_type"].startswith("qwen") and not types and first > 0):
+    elif len(types) > 1 or (qwen and not types and first > 0):
         raise ValueError("a sliding window for some of the layers only is not supported")
 
 

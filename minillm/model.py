@@ -41,7 +41,7 @@ def _latent_scale(c: ModelConfig) -> float:
     """1 / sqrt(key size), times YaRN's second factor where the config asks for it (DeepSeek-V3)."""
     scale = (c.qk_nope_head_dim + c.qk_rope_head_dim) ** -0.5
     scaling = c.rope_scaling or {}
-    if scaling.get("mscale_all_dim") and scaling.get("factor", 1.0) > 1.0:
+    if scaling.get("mscale_all_dim") and (scaling.get("factor") or 1.0) > 1.0:
         scale *= (0.1 * scaling["mscale_all_dim"] * math.log(scaling["factor"]) + 1.0) ** 2
     return scale
 
@@ -316,6 +316,10 @@ class CausalLM(_Scoring):
     smaller by sqrt(2 layers), so that the sum over layers keeps its size.
     Source: Radford et al. 2019, section 2.3.
     """
+
+    def __getstate__(self) -> dict[str, Any]:
+        # a compiled step reads the weights of this model, not those of its copy
+        return {name: value for name, value in vars(self).items() if name != "compiled_run"}
 
     def num_parameters(self) -> int:
         """Trainable numbers; a matrix shared by embedding and head counts once."""

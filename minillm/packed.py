@@ -14,7 +14,7 @@ from minillm.model import CausalLM, product_dtype
 
 __all__ = ["PACKABLE", "PackedLM", "PackedLayer", "lay_out", "multiply", "shrink"]
 
-PACKABLE = ("llama", "mistral", "qwen2")
+PACKABLE = ("llama", "mistral", "qwen2", "qwen3")
 
 
 def lay_out(weight: Tensor) -> Tensor:
@@ -43,7 +43,8 @@ def multiply(x: Tensor, weight: Tensor, plus: Tensor | None = None) -> Tensor:
 
 def shrink(x: Tensor, floor: Tensor) -> Tensor:
     """x / sqrt(|x|^2 + floor^2), row by row: RMSNorm but for a constant factor."""
-    length = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)
+    wide = torch.promote_types(x.dtype, torch.float32)
+    length = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=wide)
     return (x / length.hypot(floor)).to(x.dtype)
 
 
@@ -64,9 +65,9 @@ class PackedLayer(nn.Module):
         first, second = layer.input_layernorm.weight, layer.post_attention_layernorm.weight
         pieces = {
             "qkv": torch.cat([p.weight for p in qkv]) * (first * root),
-            "out": a.o_proj.weight,
+            "out": a.o_proj.weight.clone(),
             "gate_up": torch.cat([p.weight for p in gate_up]) * (second * root),
-            "down": m.down_proj.weight,
+            "down": m.down_proj.weight.clone(),
         }
         for name, weight in pieces.items():
             self.register_buffer(name, lay_out(weight))
@@ -74,6 +75,11 @@ class PackedLayer(nn.Module):
         for name, linears in {**biases, "down_bias": [m.down_proj]}.items():
             given = linears[0].bias is not None
             self.register_buffer(name, torch.cat([p.bias for p in linears]) if given else None)
+        self.norms, scales = a.q_norm is not None, None
+        if self.norms:  # Qwen3's, within each head: (H + G, 1, D)
+            norms = [a.q_norm] * a.num_heads + [a.k_norm] * a.num_kv_heads
+            scales, self.eps = torch.stack([norm.weight for norm in norms])[:, None], a.q_norm.eps
+        self.register_buffer("scales", scales)
 
     def forward(
         self,
@@ -88,6 +94,8 @@ class PackedLayer(nn.Module):
         H, G, D = self.heads, self.groups, self.dim
         qkv = multiply(shrink(x, floor), self.qkv, self.qkv_bias).view(-1, H + 2 * G, 1, D)
         qk = qkv.narrow(1, 0, H + G)
+        if self.norms:
+            qk = (F.rms_norm(qk, (D,), eps=self.eps) * self.scales).to(qkv.dtype)
         qk = torch.addcmul(qk * cos, qk.roll(D // 2, -1), sin)
         k, v = qk.narrow(1, H, G), qkv.narrow(1, H + G, G)
         if cache is not None:
@@ -105,7 +113,8 @@ class PackedLayer(nn.Module):
 class PackedLM(CausalLM):
     """A `CausalLM` for generation only: a packed copy of the weights, same interface and numbers.
 
-    Only steps of one token use it; prompts go through the model's own layers.
+    Only steps of one token use it; prompts go through the model's own layers, and the embedding is
+    the model's own. Who trains the model further packs it anew.
 
     Raises: ValueError for a family whose layers are built otherwise.
     """
@@ -114,18 +123,19 @@ class PackedLM(CausalLM):
     def __init__(self, model: CausalLM) -> None:
         nn.Module.__init__(self)
         c = self.config = model.config
-        if c.model_type not in PACKABLE or c.hidden_act != "silu":
-            raise ValueError(f"{c.model_type} cannot be packed; {', '.join(PACKABLE)} can")
+        if c.model_type not in PACKABLE or c.hidden_act != "silu" or c.rope_interleave:
+            given = f"{c.model_type} with {c.hidden_act}, rope_interleave={c.rope_interleave}"
+            raise ValueError(f"{given} cannot be packed; {', '.join(PACKABLE)} with silu can")
         self.model, self.lm_head = model.model, model.lm_head
         self.packed = nn.ModuleList(PackedLayer(layer) for layer in model.model.layers)
         head = model.lm_head.weight * (model.model.norm.weight * c.hidden_size**0.5)
         self.register_buffer("head", lay_out(head))
         floor = torch.tensor((c.hidden_size * c.rms_norm_eps) ** 0.5, device=head.device)
         self.register_buffer("floor", floor)
-        known = 0 if model.model.rotary.dynamic else min(c.max_position_embeddings, 4096)
+        known = 1 if model.model.rotary.dynamic else min(c.max_position_embeddings, 4096)
         table = self.turns(torch.arange(known, device=head.device)[None])
         self.register_buffer("table", table)
-        self.eval()
+        self.training = False  # the model keeps its own mode
 
     def turns(self, position_ids: Tensor) -> Tensor:
         """Cosines, and sines with the first half negative. Shape: (B, T) -> (B, T, 2, D)."""

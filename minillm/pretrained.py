@@ -7,6 +7,8 @@ their weights is in `minillm.families` and `minillm.weight_names`.
 from __future__ import annotations
 
 import os
+import re
+import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -22,7 +24,7 @@ from minillm.model import CausalLM, ModelConfig
 from minillm.tokenizer_loading import load_tokenizer
 from minillm.weight_names import read_weights, write_weights
 
-__all__ = ["from_pretrained", "load_tokenizer", "save_pretrained"]
+__all__ = ["check_savable", "from_pretrained", "load_tokenizer", "save_pretrained"]
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -31,23 +33,30 @@ INDEX = "model.safetensors.index.json"
 def from_pretrained(
     name: str | os.PathLike[str],
     *,
-    dtype: torch.dtype | None = None,
+    dtype: torch.dtype | str | None = None,
     device: torch.device | str | None = None,
     revision: str | None = None,
 ) -> tuple[CausalLM, Any]:
     """The model and the tokenizer (None if there is none) of a folder or a repository on the hub.
 
-    Weights keep the file's dtype unless `dtype` says otherwise; the model is in evaluation mode.
+    Weights keep the file's dtype unless `dtype` says otherwise; where a file mixes them, the
+    config's decides, else the embedding's. What `generation_config.json` says of end tokens holds.
+    The model is in evaluation mode.
     Raises: ValueError if a weight is missing, unexpected or of another shape, each named, or if the
         family is unknown; FileNotFoundError if there is no such folder and no hub to ask.
     """
+    wanted = _dtype(dtype)
     folder = local_folder(name, revision)
-    config = ModelConfig.from_dict(read_json(folder / "config.json"))
+    data = read_json(folder / "config.json")
+    config = ModelConfig.from_dict({**data, **_ends(folder)})
     with torch.device("meta"):
         model = CausalLM(config)
     tensors = read_weights(_read_tensors(folder), config)
     _check_tensors(tensors, model, folder)
-    tensors = {k: v.to(device=device, dtype=dtype) for k, v in tensors.items()}
+    if wanted is None and len({v.dtype for v in tensors.values()}) > 1:
+        given = data.get("dtype") or data.get("torch_dtype")
+        wanted = _dtype(given) or tensors["model.embed_tokens.weight"].dtype
+    tensors = {k: v.to(device=device, dtype=wanted) for k, v in tensors.items()}
     model.load_state_dict(tensors, strict=False, assign=True)
     model.tie_weights()
     if config.family.rotary:
@@ -67,8 +76,10 @@ def save_pretrained(
     """Write `config.json`, the weights (in several files if they are large) and the tokenizer.
 
     Each file is replaced whole or not at all.
+    Raises: ValueError, before anything is written, for a config that its family's files cannot say.
     """
-    folder = Path(folder)
+    model, folder = getattr(model, "_orig_mod", model), Path(folder)  # of a compiled model, itself
+    check_savable(model.config)
     folder.mkdir(parents=True, exist_ok=True)
     state = {k: v.detach().cpu() for k, v in model.state_dict().items()}
     tensors = write_weights(state, model.config)
@@ -90,10 +101,40 @@ def save_pretrained(
         tokenizer.save(folder)
 
 
+def _dtype(given: torch.dtype | str | None) -> torch.dtype | None:
+    """The dtype of that name. Raises: ValueError if torch has none."""
+    if given in (None, "auto"):
+        return None
+    found = getattr(torch, given, None) if isinstance(given, str) else given
+    if not isinstance(found, torch.dtype):
+        raise ValueError(f"unknown dtype {given!r}: a torch.dtype, its name, or 'auto'")
+    return found
+
+
+def _ends(folder: Path) -> dict[str, Any]:
+    """The end tokens for generation, which chat models have more of than their config says."""
+    path = folder / "generation_config.json"
+    ends = read_json(path).get("eos_token_id") if path.exists() else None
+    return {} if ends is None else {"eos_token_id": ends}
+
+
+def check_savable(config: ModelConfig) -> None:
+    """Raises: ValueError if what the files would say is another model."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        read = vars(ModelConfig.from_dict(config.to_dict()))
+    lost = [f"{k}={v!r}" for k, v in vars(config).items() if read[k] != v]
+    if lost:
+        what = f"a {config.model_type} config.json has no place for {', '.join(lost)}"
+        raise ValueError(f"{what}: a model read back would be another one")
+
+
 def _read_tensors(folder: Path) -> dict[str, Tensor]:
     """All tensors of the folder, from one file or from the shards that the index names."""
     if (folder / INDEX).exists() and not (folder / WEIGHTS).exists():
-        places = read_json(folder / INDEX)["weight_map"]
+        places = read_json(folder / INDEX).get("weight_map")
+        if not places:
+            raise ValueError(f"{folder / INDEX} has no weight_map")
     elif (folder / WEIGHTS).exists():
         places = None
     else:
@@ -158,6 +199,7 @@ def _shards(tensors: Mapping[str, Tensor], limit: int) -> list[dict[str, Tensor]
 def _drop_stale(folder: Path, names: list[str]) -> None:
     """Remove the weights of an earlier save that was cut into other files."""
     keep = {*names, INDEX} if len(names) > 1 else set(names)
+    ours = re.compile(r"model(-\d{5}-of-\d{5})?\.safetensors")
     for path in [*folder.glob("model*.safetensors"), folder / INDEX]:
-        if path.name not in keep:
+        if path.name not in keep and (ours.fullmatch(path.name) or path.name == INDEX):
             path.unlink(missing_ok=True)

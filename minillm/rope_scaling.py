@@ -42,6 +42,8 @@ def read_scaling(
         raise ValueError(f"unknown rope_type {kind!r}; known are {', '.join(_NEEDS)}")
     if base not in (10000.0, given["rope_theta"]):
         raise ValueError(f"base {base} contradicts rope_theta {given['rope_theta']} in the scaling")
+    if not given["rope_theta"] > 0:
+        raise ValueError(f"rope_theta must be positive, not {given['rope_theta']}")
     if given.get("partial_rotary_factor") in (None, 1.0):
         given.pop("partial_rotary_factor", None)
     known = {"rope_type", "rope_theta", *_NEEDS[kind], *(_YARN if kind == "yarn" else ())}

@@ -79,7 +79,8 @@ def read_weights(tensors: Mapping[str, Tensor], config: ModelConfig) -> dict[str
         embedding = found.get("model.embed_tokens.weight")
         if embedding is not None and not torch.equal(embedding, found.pop("lm_head.weight")):
             raise ValueError("tie_word_embeddings, but lm_head.weight differs from the embedding")
-    return found
+    # pieces and turned matrices lie in another one's memory, where fused optimizers would write
+    return {name: tensor.contiguous() for name, tensor in found.items()}
 
 
 def write_weights(state: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:

@@ -18,6 +18,8 @@ from minillm.presets import PRESETS
 
 SIZES = {"vocab_size": 64, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4}
 LLAMA = {**SIZES, "intermediate_size": 24}
+MLA = {"kv_lora_rank": 8, "qk_nope_head_dim": 4, "qk_rope_head_dim": 4, "v_head_dim": 4}
+DEEPSEEK = {"model_type": "deepseek_v3", **MLA}
 
 
 def model(seed=0, **changes):
@@ -42,7 +44,10 @@ def ids(rows=2, length=9, seed=0):
         ({"eos_token_id": 64}, "eos_token_id 64 is outside a vocabulary of 64"),
         ({"eos_token_id": (1, 99)}, r"eos_token_id \(1, 99\) is outside"),
         ({"model_type": "deepseek_v3"}, "lacks kv_lora_rank, qk_nope_head_dim"),
+        ({**DEEPSEEK, "head_dim": 16}, "head_dim 16, qk_rope_head_dim 4"),
+        ({**DEEPSEEK, "attention_dropout": 0.1}, r"drops nothing.*dropout 0\.1"),
         ({"rope_scaling": {"rope_type": "spiral"}}, "spiral"),
+        ({"rope_theta": 0.0}, r"rope_theta must be positive, not 0\.0"),
     ],
 )
 def test_contradictions_are_errors_that_name_the_values(changes, message):
@@ -246,7 +251,6 @@ def test_flops_are_those_that_torch_counts():
 
 def test_gradients_reach_every_parameter():
     for family in FAMILIES:
-        extra = {"kv_lora_rank": 8, "qk_nope_head_dim": 4, "qk_rope_head_dim": 4, "v_head_dim": 4}
-        m = model(model_type=family, **(extra if family == "deepseek_v3" else {}))
+        m = model(model_type=family, **(MLA if family == "deepseek_v3" else {}))
         m(ids()).square().sum().backward()
         assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in m.parameters()), family

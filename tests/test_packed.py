@@ -5,12 +5,22 @@ import torch
 import torch.nn.functional as F
 from family_checkpoints import make, ragged
 
+from minillm.config import ModelConfig
 from minillm.generation import generate
+from minillm.model import CausalLM
 from minillm.packed import PackedLM, lay_out, multiply, shrink
 from minillm.pretrained import from_pretrained
 from minillm.sampling import Sampler
 
 NAMES = ["llama-2", "llama-3", "llama-biased", "llama-tied", "mistral", "qwen2", "qwen2-window"]
+NAMES += ["qwen3"]
+
+
+def both(name, folder):
+    """The named model, as a small checkpoint holds it, and its packed form."""
+    make(name, folder)
+    model, _ = from_pretrained(folder)
+    return model, PackedLM(model)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -62,11 +72,11 @@ def test_positions_beyond_the_table_are_turned_too(tmp_path):
     assert torch.equal(generate(packed, ids, max_new_tokens=12, eos_token_id=None), expected)
 
 
+@pytest.mark.parametrize("name", ["llama-3", "qwen3"])
 @torch.no_grad()
-def test_one_token_more_gives_the_scores_of_the_model(tmp_path):
-    make("llama-3", tmp_path)
-    model, _ = from_pretrained(tmp_path)
-    packed, ids = PackedLM(model), torch.randint(1, 60, (3, 7))
+def test_one_token_more_gives_the_scores_of_the_model(name, tmp_path):
+    model, packed = both(name, tmp_path)
+    ids = torch.randint(1, 60, (3, 7))
     for kind in ("dynamic", "static", "paged"):
         scores = []
         for m in (model, packed):
@@ -79,15 +89,45 @@ def test_one_token_more_gives_the_scores_of_the_model(tmp_path):
 def test_what_cannot_be_packed(tmp_path):
     make("gpt2", tmp_path)
     model, _ = from_pretrained(tmp_path)
-    with pytest.raises(ValueError, match="gpt2 cannot be packed; llama, mistral, qwen2 can"):
+    with pytest.raises(ValueError, match=r"gpt2 .*packed; llama, mistral, qwen2, qwen3 with silu"):
         PackedLM(model)
+    for change in ({"rope_interleave": True}, {"hidden_act": "gelu"}):
+        (value,) = change.values()
+        with pytest.raises(ValueError, match=f"llama with .*{value}.* cannot be packed"):
+            PackedLM(small(**change))
+
+
+def small(**changes):
+    return CausalLM(ModelConfig(97, 32, 2, 4, 48, num_key_value_heads=2, **changes)).eval()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_rotation_that_grows_with_the_text(dtype):
+    scaling = {"rope_type": "dynamic", "factor": 2.0}
+    model = small(max_position_embeddings=16, rope_scaling=scaling).to(dtype)
+    packed, (ids, mask, _) = PackedLM(model), ragged()
+    options = {"attention_mask": mask, "max_new_tokens": 24}
+    assert torch.equal(generate(packed, ids, **options), generate(model, ids, **options))
 
 
 @torch.no_grad()
-def test_generation_under_autocast(tmp_path):
-    make("llama-3", tmp_path)
-    model, _ = from_pretrained(tmp_path)
-    packed, ids = PackedLM(model), torch.randint(1, 60, (2, 7))
+def test_the_packed_copy_stands_for_itself():
+    """Training goes on in the model's own mode, and leaves the packed matrices as they are."""
+    model = small(attention_dropout=0.5).train()
+    packed = PackedLM(model)
+    assert not packed.training and all(m.training for m in model.modules())
+    before = {k: v.clone() for k, v in packed.packed.state_dict().items()}
+    for layer in model.model.layers:
+        for p in layer.parameters():
+            p.mul_(0.5)
+    assert all(torch.equal(v, before[k]) for k, v in packed.packed.state_dict().items())
+
+
+@pytest.mark.parametrize("name", ["llama-3", "qwen3"])
+@torch.no_grad()
+def test_generation_under_autocast(name, tmp_path):
+    model, packed = both(name, tmp_path)
+    ids = torch.randint(1, 60, (2, 7))
     with torch.autocast("cpu", torch.bfloat16):
         rows = generate(packed, ids, max_new_tokens=8, eos_token_id=None)
         cache = packed.make_cache(batch_size=2)

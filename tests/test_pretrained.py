@@ -323,3 +323,96 @@ def test_device_and_dtype_as_asked(checkpoint):
     assert {(p.device.type, p.dtype) for p in model.parameters()} == {("cpu", torch.bfloat16)}
     assert model.lm_head.weight is model.model.embed_tokens.weight
     assert not model.training and model(ragged()[0]).dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("name", ["gpt2", "falcon-new"])
+def test_a_loaded_model_is_trained_as_any_other(name, checkpoint):
+    """Fused optimizers walk through memory: pieces of one tensor must not lie in each other."""
+    moved = []
+    for fused in (False, True):
+        model, _ = from_pretrained(checkpoint(name)[0])
+        assert all(p.is_contiguous() for p in model.parameters())
+        model(ragged()[0]).square().mean().backward()
+        torch.optim.AdamW(model.parameters(), lr=0.01, fused=fused).step()
+        moved.append(dict(model.named_parameters()))
+    for key in moved[0]:
+        torch.testing.assert_close(moved[1][key], moved[0][key], atol=1e-6, rtol=1e-5)
+
+
+def test_saving_removes_its_own_old_files_and_no_others(checkpoint, tmp_path):
+    kept = ["model-best.safetensors", "model.fp16.safetensors", "model_ema.safetensors"]
+    for name in [*kept, "model-00001-of-00002.safetensors"]:
+        (tmp_path / name).touch()
+    save_pretrained(CausalLM.from_pretrained(checkpoint("llama-3")[0]), None, tmp_path)
+    assert sorted(p.name for p in tmp_path.glob("*.safetensors")) == sorted(
+        [*kept, "model.safetensors"]
+    )
+
+
+@pytest.mark.parametrize(
+    ("family", "change", "lost"),
+    [
+        ("llama", {"rope_interleave": True}, "rope_interleave=True"),
+        ("llama", {"parallel_attn": True, "num_ln_in_parallel_attn": 2}, "parallel_attn=True"),
+        ("gpt2", {"num_key_value_heads": 2}, "num_key_value_heads=2"),
+        ("qwen2", {"head_dim": 16}, "head_dim=16"),
+        ("mistral", {"attention_bias": True}, "attention_bias=True"),
+        ("qwen3", {"mlp_bias": True}, "mlp_bias=True"),
+    ],
+)
+def test_what_no_file_of_the_family_can_say_is_not_saved(family, change, lost, tmp_path):
+    config = ModelConfig(97, 32, 2, 4, 48, model_type=family, **change)
+    with pytest.raises(ValueError, match=f"{family} config.json has no place for .*{lost}"):
+        save_pretrained(CausalLM(config), None, tmp_path / "o")
+    assert not (tmp_path / "o").exists()
+
+
+@torch.no_grad()
+def test_a_compiled_model_is_saved_as_itself(checkpoint, tmp_path):
+    folder, _ = checkpoint("llama-tied")
+    model, _ = from_pretrained(folder)
+    save_pretrained(torch.compile(model, backend="eager"), None, tmp_path)
+    torch.testing.assert_close(CausalLM.from_pretrained(tmp_path)(ragged()[0]), model(ragged()[0]))
+
+
+@torch.no_grad()
+def test_files_that_mix_dtypes_come_in_one(checkpoint, tmp_path):
+    shutil.copytree(checkpoint("llama-3")[0], tmp_path, dirs_exist_ok=True)
+
+    def change(tensors):
+        for key in [k for k in tensors if "norm" not in k]:
+            tensors[key] = tensors[key].bfloat16()
+
+    spoil(tmp_path, change)
+    path = tmp_path / "config.json"
+    data = json.loads(path.read_text())
+    for said, wanted in (("float16", torch.float16), (None, torch.bfloat16)):
+        path.write_text(json.dumps({**data, "dtype": said}))
+        model, _ = from_pretrained(tmp_path)
+        assert {p.dtype for p in model.parameters()} == {wanted}
+        assert model(ragged()[0]).dtype == wanted
+
+
+def test_dtypes_have_names(checkpoint):
+    folder, _ = checkpoint("llama-3")
+    for name, wanted in (("bfloat16", torch.bfloat16), ("auto", torch.float32)):
+        model, _ = from_pretrained(folder, dtype=name)
+        assert {p.dtype for p in model.parameters()} == {wanted}
+    for name in ("half-life", "nn"):
+        with pytest.raises(ValueError, match=f"unknown dtype '{name}'"):
+            from_pretrained(folder, dtype=name)
+
+
+def test_more_end_tokens_for_generation(tmp_path):
+    """Chat models end with tokens that only generation_config.json tells."""
+    theirs, (ids, mask, _) = make("llama-3", tmp_path), ragged()
+    free = generate(CausalLM.from_pretrained(tmp_path), ids, attention_mask=mask, max_new_tokens=12)
+    theirs.generation_config.eos_token_id = [1, free[0, -5].item()]
+    theirs.generation_config.save_pretrained(tmp_path)
+    ours = CausalLM.from_pretrained(tmp_path)
+    assert ours.config.eos_token_ids == tuple(theirs.generation_config.eos_token_id)
+    options = {"attention_mask": mask, "max_new_tokens": 12}
+    expected = theirs.generate(ids, do_sample=False, pad_token_id=0, **options)
+    found = generate(ours, ids, **options)
+    assert torch.equal(found[:, : expected.shape[1]], expected)
+    assert found.shape == expected.shape

@@ -129,6 +129,9 @@ def test_static_ntk_is_the_default_with_a_larger_base():
 def test_a_rope_theta_in_the_dictionary_is_the_base():
     inside, _ = rope_frequencies(32, scaling={"rope_type": "default", "rope_theta": 500000.0})
     assert torch.equal(inside, rope_frequencies(32, base=500000.0)[0])
+    for base in (0.0, -1.0, float("nan")):
+        with pytest.raises(ValueError, match=f"rope_theta must be positive, not {base}"):
+            rope_frequencies(32, base=base)
     with pytest.raises(ValueError, match=r"base 7\.0 contradicts rope_theta 5"):
         rope_frequencies(32, base=7.0, scaling={"rope_type": "default", "rope_theta": 5})
 
