@@ -59,8 +59,9 @@ def _draws(
         if stops.any:
             for row, token in zip(new, drawn.tolist(), strict=True):
                 row.append(token)
-            alive = [not stops.ended(row) for row in new]
-            running = running & torch.tensor(alive, device=device)
+            both = zip(running.tolist(), new, strict=True)
+            alive = [on and not stops.ended(row) for on, row in both]
+            running = torch.tensor(alive, device=device)
             if not running.any():
                 return
 
@@ -94,9 +95,15 @@ def generate(
     """
     check_prompt(input_ids, attention_mask, max_new_tokens)
     stops = Stops(eos_token_id, stop, tokenizer, model.config, min_new_tokens)
+    T = input_ids.shape[1]
     if isinstance(cache, str):
-        room = input_ids.shape[1] + max_new_tokens
+        room = T + max_new_tokens
+        if compile:  # prompts of nearly one length share what is compiled
+            room = -(-room // 256) * 256
         cache = model.make_cache(cache, batch_size=len(input_ids), max_length=room)
+    elif cache is not None and cache.length >= T:
+        held = f"the cache holds {cache.length} positions of a prompt of {T}"
+        raise ValueError(f"{held}, but the last must be new: crop({T - 1}) the cache")
     step = compiled_step(model, cache) if compile else model
     parts = [input_ids]
     for drawn in _draws(
@@ -168,7 +175,8 @@ def compiled_step(model: CausalLM, cache: KVCache | str | None) -> Callable[...,
 
     def step(ids: Tensor, *, attention_mask: Tensor | None, cache: KVCache, **_: Any) -> Tensor:
         positions, mask, is_causal = model.model.prepare(ids, attention_mask, None, cache)
-        # a slice of a growing row has another stride each time, which would be compiled anew
-        return model.compiled_run(ids.clone(), positions.clone(), mask, is_causal, cache)
+        # a slice of a longer row has another stride each time, which would be compiled anew
+        ids, positions = (x.clone(memory_format=torch.contiguous_format) for x in (ids, positions))
+        return model.compiled_run(ids, positions, mask, is_causal, cache)
 
     return step

@@ -8,6 +8,7 @@ Explained in notebooks/08_sampling.ipynb. The filters live in `minillm.filters`,
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from numbers import Integral
 
 import torch
 from torch import Tensor
@@ -98,16 +99,21 @@ class Sampler(Filters):
         """Start every row's stream anew."""
         self._streams: list[torch.Generator] = []
 
+    def stream(self, row: int) -> torch.Generator | None:
+        """What row `row` draws with; without a seed None, torch's own."""
+        while self.seed is not None and len(self._streams) <= row:
+            b, one = len(self._streams), isinstance(self.seed, Integral)
+            if not one and b >= len(self.seed):
+                raise ValueError(f"{row + 1} rows but only {len(self.seed)} seeds")
+            seed = self.seed + b if one else self.seed[b]
+            self._streams.append(torch.Generator().manual_seed(int(seed)))
+        return None if self.seed is None else self._streams[row]
+
     def uniform(self, rows: int) -> Tensor:
         """One number in [0, 1) from each row's own stream. Shape: -> (rows,)."""
         if self.seed is None:
             return torch.rand(rows, dtype=torch.float64)
-        while len(self._streams) < rows:
-            b = len(self._streams)
-            if not isinstance(self.seed, int) and b >= len(self.seed):
-                raise ValueError(f"{rows} rows but only {len(self.seed)} seeds")
-            seed = self.seed + b if isinstance(self.seed, int) else self.seed[b]
-            self._streams.append(torch.Generator().manual_seed(seed))
+        self.stream(rows - 1)  # which makes all before it
         streams = self._streams[:rows]
         return torch.cat([torch.rand(1, generator=g, dtype=torch.float64) for g in streams])
 

@@ -37,6 +37,8 @@ def _next_log_probs(step: Step, prompt: Tensor, paths: list[list[int]]) -> Tenso
     tails = torch.tensor(paths, dtype=torch.long, device=prompt.device).view(len(paths), -1)
     ids = torch.cat([prompt.expand(len(paths), -1), tails], dim=1)
     logits = step(ids)
+    if not (logits < math.inf).all():
+        raise ValueError("logits hold NaN or +inf")
     if logits.device.type == "mps":  # Apple's GPUs have no float64
         logits = logits.cpu()
     return logits.double().log_softmax(-1)
@@ -50,7 +52,12 @@ def exhaustive_search(
     length_penalty: float = 1.0,
     eos_token_id: int | Iterable[int] | None = None,
 ) -> Hypothesis:
-    """The best of all sequences up to `max_new_tokens`: exact, and V**max_new_tokens expensive."""
+    """The best of all sequences up to `max_new_tokens`: exact, and V**max_new_tokens expensive.
+
+    Raises: ValueError for no new tokens, and logits that hold NaN or +inf.
+    """
+    if max_new_tokens < 1:
+        raise ValueError(f"max_new_tokens ({max_new_tokens}) must be at least 1")
     ends, live, best = _end_tokens(eos_token_id), [([], 0.0)], None
     for length in range(1, max_new_tokens + 1):
         log_probs = _next_log_probs(step, prompt, [path for path, _ in live]).tolist()
@@ -111,7 +118,8 @@ def beam_search(
     `eos_token_id`, if that is among the `num_beams` best candidates, or at `max_new_tokens`; it has
     at least `min_new_tokens`, the end included. Ranked by log_prob / length**length_penalty.
 
-    Raises: ValueError for sizes below 1, num_return > num_beams or a negative length_penalty.
+    Raises: ValueError for sizes below 1, num_return > num_beams, a negative length_penalty, and
+        logits that hold NaN or +inf (-inf forbids a token).
     """
     _check_sizes(num_beams, max_new_tokens, num_return, length_penalty)
     ends, live, done = _end_tokens(eos_token_id), [([], 0.0)], []

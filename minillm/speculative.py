@@ -76,15 +76,19 @@ def speculative_generate(
 
     Args:
         num_draft: how many tokens the small model guesses before the large one reads them at once.
+        generator: of all random numbers; without one, the sampler's first stream, if it has a seed.
         on_round: called with the numbers of tokens guessed and accepted.
     Shape: (1, T) ids -> (1, T + new).
-    Raises: ValueError for more than one row, or models with different vocabularies.
+    Raises: ValueError for more than one row, different vocabularies, or a negative `num_draft`.
     Source: Leviathan et al. 2023.
     """
     check_prompt(input_ids, None, max_new_tokens)
     if len(input_ids) != 1 or model.config.vocab_size != draft.config.vocab_size:
         sizes = f"{model.config.vocab_size} and {draft.config.vocab_size}"
         raise ValueError(f"one row and one vocabulary, not {len(input_ids)} rows, {sizes} tokens")
+    if num_draft < 0:
+        raise ValueError(f"num_draft must not be negative: {num_draft}")
+    generator = sampler.stream(0) if generator is None else generator
     stops = Stops(eos_token_id, None, None, model.config)
     caches = [m.make_cache(batch_size=1) for m in (model, draft)]
     ids, end = input_ids, input_ids.shape[1] + max_new_tokens

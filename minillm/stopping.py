@@ -7,6 +7,7 @@ Explained in notebooks/10_minillm.ipynb; used by `minillm.generation` and `minil
 
 import math
 from collections.abc import Sequence
+from numbers import Integral
 from typing import Any
 
 from torch import Tensor
@@ -48,10 +49,15 @@ class Stops:
     ) -> None:
         if eos_token_id is FROM_CONFIG:
             eos_token_id = config.eos_token_ids
-        eos = (eos_token_id,) if isinstance(eos_token_id, int) else tuple(eos_token_id or ())
+        eos = (eos_token_id,) if isinstance(eos_token_id, Integral) else tuple(eos_token_id or ())
+        if any(not 0 <= i < config.vocab_size for i in eos):
+            raise ValueError(f"end tokens {eos}, but ids are 0..{config.vocab_size - 1}")
         stops = [stop] if isinstance(stop, str) else list(stop or ())
+        if any(isinstance(s, Integral) for s in stops):
+            raise ValueError(f"stop takes strings or sequences of ids, as in [{stops}]")
         self.eos = set(eos)
         self.strings = [s for s in stops if isinstance(s, str)]
+        self.bytes = [s.encode() for s in self.strings]
         self.sequences = [list(s) for s in stops if not isinstance(s, str)]
         self.tokenizer = tokenizer
         self.any = bool(eos or stops)
@@ -78,6 +84,5 @@ class Stops:
         if not self.strings:
             return False
         # A token is a byte or more: only so many can hold a stop string that ends in the last one.
-        reach = max(len(s.encode()) for s in self.strings)
-        tail = self.tokenizer.decode(new_ids[-reach:])
-        return any(s in tail for s in self.strings)
+        tail = self.tokenizer.decode_bytes(new_ids[-max(map(len, self.bytes)) :])
+        return any(s in tail for s in self.bytes)

@@ -1,8 +1,11 @@
 """Generation: token after token must equal the whole computed at once, however it is done."""
 
+import copy
+import io
 import math
 import shutil
 
+import numpy as np
 import pytest
 import torch
 from family_checkpoints import make, ragged
@@ -130,6 +133,17 @@ def test_stop_strings_across_token_borders(tokenizer):
     assert tested > 5
 
 
+def test_a_row_that_has_ended_is_not_read_for_stop_strings(tokenizer):
+    """It is filled with the pad token, which the tokenizer need not know."""
+    vocab_size = tokenizer.vocab_size
+    m, (ids, mask, _) = model(1, vocab_size + 1, pad_token_id=vocab_size), ragged()
+    free = generate(m, ids, attention_mask=mask, max_new_tokens=12)
+    assert (free < vocab_size).all()
+    options = {"attention_mask": mask, "max_new_tokens": 12, "eos_token_id": free[1, -8].item()}
+    found = generate(m, ids, stop="no such words", tokenizer=tokenizer, **options)
+    assert torch.equal(found, generate(m, ids, **options)) and (found == vocab_size).any()
+
+
 def test_stop_sequences_of_ids():
     m, prompt = model(), torch.tensor([[5, 7, 11]])
     free = generate(m, prompt, max_new_tokens=20)[0].tolist()
@@ -167,6 +181,8 @@ def test_a_cache_that_already_holds_the_beginning():
     hook.remove()
     assert calls == [2, 1, 1, 1, 1, 1] and cache.length == 3
     assert torch.equal(found, generate(m, prompt, max_new_tokens=6))
+    with pytest.raises(ValueError, match=r"holds 3 positions of a prompt of 3.*crop\(2\)"):
+        generate(m, prompt[:, :3], max_new_tokens=6, cache=cache)
 
 
 def test_nothing_to_generate():
@@ -190,12 +206,16 @@ def test_nothing_to_generate():
         ),
         (lambda m, x: generate(m, x, max_new_tokens=1, stop="a"), "need a tokenizer"),
         (lambda m, x: generate(m, x, max_new_tokens=1, stop=[[]]), "must not be empty"),
+        (lambda m, x: generate(m, x, max_new_tokens=1, stop=[5, 7]), r"as in \[\[5, 7\]\]"),
+        (lambda m, x: generate(m, x, max_new_tokens=1, eos_token_id=300), r"ids are 0\.\.299"),
+        (lambda m, x: generate(m, x, max_new_tokens=1, eos_token_id=[3, -1]), r"\(3, -1\)"),
         (lambda m, x: generate(m, x, max_new_tokens=1, compile=True), "static"),
         (lambda m, x: speculative_generate(m, m, x.repeat(2, 1), max_new_tokens=1), "2 rows"),
         (
             lambda m, x: speculative_generate(m, model(vocab_size=301), x, max_new_tokens=1),
             "300 and 301",
         ),
+        (lambda m, x: speculative_generate(m, m, x, max_new_tokens=1, num_draft=-1), "-1"),
     ],
 )
 def test_calls_that_make_no_sense(call, message):
@@ -246,6 +266,55 @@ def test_speculation_keeps_the_distribution():
     assert chi < freedom + 4 * math.sqrt(2 * freedom)
 
 
+def test_speculation_draws_from_the_samplers_seed():
+    m, draft, prompt = model(), model(seed=1), torch.tensor([[5, 7, 11]])
+    found = []
+    for seed in (3, np.int64(3), [3], 4):
+        sampler = Sampler(temperature=1.0, seed=seed)
+        found.append(speculative_generate(m, draft, prompt, max_new_tokens=12, sampler=sampler))
+    assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
+    assert not torch.equal(found[0], found[3])
+
+
+def test_a_copy_of_a_compiled_model_computes_with_its_own_weights():
+    torch._dynamo.reset()
+    m, prompt = model(), torch.tensor([[5, 7, 11]])
+    m.compiled_run = torch.compile(m.run, dynamic=False, backend="eager")
+    options = {"max_new_tokens": 8, "cache": "static"}
+    before = generate(m, prompt, compile=True, **options)
+    other = copy.deepcopy(m)
+    assert not hasattr(other, "compiled_run")  # what follows would compile with g++
+    other.compiled_run = torch.compile(other.run, dynamic=False, backend="eager")
+    other.reset_parameters(seed=1)
+    assert torch.equal(generate(m, prompt, compile=True, **options), before)
+    found = generate(other, prompt, compile=True, **options)
+    assert torch.equal(found, generate(model(seed=1), prompt, max_new_tokens=8))
+    torch.save(m, io.BytesIO())
+
+
+def counting_compiler():
+    """The graphs that were compiled so far, and the backend that notes them: no C++ needed."""
+    graphs = []
+
+    def counting(graph, _):
+        graphs.append(graph)
+        return graph.forward
+
+    torch._dynamo.reset()
+    return graphs, counting
+
+
+def test_prompts_of_nearly_one_length_share_what_is_compiled():
+    graphs, counting = counting_compiler()
+    m = model()
+    m.compiled_run = torch.compile(m.run, dynamic=False, backend=counting)
+    for length in range(2, 14):
+        prompt = torch.arange(1, length + 1)[None]
+        found = generate(m, prompt, max_new_tokens=4, cache="static", compile=True)
+        assert torch.equal(found, generate(m, prompt, max_new_tokens=4))
+    assert len(graphs) == 1
+
+
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler")
 def test_compiled_static_decoding_gives_the_same_ids_and_compiles_once():
     torch._dynamo.reset()
@@ -261,14 +330,7 @@ def test_compiled_static_decoding_gives_the_same_ids_and_compiles_once():
 
 
 def test_a_static_cache_is_compiled_once_and_a_growing_one_each_time():
-    """With a compiler that only counts, so that no C++ compiler is needed."""
-    graphs = []
-
-    def counting(graph, _):
-        graphs.append(graph)
-        return graph.forward
-
-    torch._dynamo.reset()
+    graphs, counting = counting_compiler()
     m, prompt = model(), torch.tensor([[5, 7, 11], [1, 2, 3]])
     m.compiled_run = torch.compile(m.run, dynamic=False, backend=counting)
     found = generate(m, prompt, max_new_tokens=20, cache="static", compile=True)

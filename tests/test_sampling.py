@@ -1,6 +1,7 @@
 """Filters against transformers' processors, draws against chi-square, search recomputed."""
 
 import math
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
@@ -342,10 +343,22 @@ def test_length_penalty_prefers_longer_sequences():
 @pytest.mark.parametrize(
     "bad", [{"num_beams": 0}, {"max_new_tokens": 0}, {"num_return": 3}, {"length_penalty": -1.0}]
 )
-def test_beam_search_refuses(bad):
+def test_searches_refuse(bad):
     options = {"num_beams": 2, "max_new_tokens": 3} | bad
     with pytest.raises(ValueError, match=r"num_return|length_penalty"):
         beam_search(bigram(0)[1], torch.tensor([0]), **options)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_searches_refuse_logits_that_are_no_numbers(value):
+    def step(ids):
+        return torch.tensor([[0.0, value, 1.0]]).expand(len(ids), 3)
+
+    for find in (exhaustive_search, partial(beam_search, num_beams=2)):
+        with pytest.raises(ValueError, match=r"logits hold NaN or \+inf"):
+            find(step, torch.tensor([0]), max_new_tokens=2)
+    with pytest.raises(ValueError, match=r"max_new_tokens \(0\)"):
+        exhaustive_search(bigram(0)[1], torch.tensor([0]), max_new_tokens=0)
 
 
 # Speculative decoding
