@@ -43,6 +43,8 @@ FORMAT = "minillm checkpoint 1"
 class CheckpointError(Exception):
     """A checkpoint that cannot be written or read; the message says which one and why."""
 
+    lasting = False  # True: the next one could not be written either
+
 
 def checkpoints(folder: str | Path) -> list[Path]:
     """The checkpoints in `folder`, oldest first; half-written ones have no such name."""
@@ -127,10 +129,12 @@ def save_checkpoint(
             os.rename(final, aside)
         os.rename(temporary, final)
         _sync(folder)
-    except (OSError, SafetensorError) as error:
+    except (OSError, SafetensorError, RuntimeError, TypeError, ValueError) as error:
         shutil.rmtree(temporary, ignore_errors=True)
         _put_back(folder)
-        raise CheckpointError(f"could not write {final}: {error}") from error
+        failure = CheckpointError(f"could not write {final}: {error}")
+        failure.lasting = not isinstance(error, OSError | SafetensorError)  # not the disk's fault
+        raise failure from error
     older = [path for path in checkpoints(folder) if path < final]
     for path in [*older[: max(0, len(older) + 1 - keep)], *folder.glob(".step-*")]:
         shutil.rmtree(path, ignore_errors=True)
@@ -221,16 +225,23 @@ def optimizer_tensors(model: nn.Module, optimizer: Any) -> dict[str, Tensor]:
 
 
 def load_optimizer_tensors(model: nn.Module, optimizer: Any, saved: dict[str, Tensor]) -> None:
-    """Give each parameter its saved state. Raises: CheckpointError for an unknown parameter."""
+    """Give each parameter its saved state, and none to one that has none saved.
+
+    Raises: CheckpointError for an unknown parameter.
+    """
     parameters = dict(model.named_parameters())
     fused = any(group.get("fused") for group in optimizer.param_groups)  # counts on the device
+    if unknown := {full.rpartition("/")[0] for full in saved} - parameters.keys():
+        raise CheckpointError(f"optimizer state of {min(unknown)!r}, which the model does not have")
+    optimizer.state.clear()
     for full, value in saved.items():
         name, _, key = full.rpartition("/")
-        if name not in parameters:
-            raise CheckpointError(f"optimizer state of {name!r}, which the model does not have")
         p = parameters[name]
-        device = p.device if value.dim() or fused else value.device
-        optimizer.state.setdefault(p, {})[key] = value.to(device).clone()
+        if value.dim() and value.shape == p.shape:  # laid out like p: fused kernels rely on it
+            value = torch.empty_like(p, dtype=value.dtype).copy_(value)
+        else:
+            value = value.to(p.device if value.dim() or fused else value.device).clone()
+        optimizer.state.setdefault(p, {})[key] = value
 
 
 def rng_state(device: torch.device) -> dict[str, Tensor]:
@@ -238,6 +249,8 @@ def rng_state(device: torch.device) -> dict[str, Tensor]:
     state = {"cpu": torch.get_rng_state()}
     if device.type == "cuda":
         state["cuda"] = torch.cuda.get_rng_state(device)
+    elif device.type == "mps":
+        state["mps"] = torch.mps.get_rng_state()
     return state
 
 
@@ -246,3 +259,5 @@ def set_rng_state(state: dict[str, Tensor], device: torch.device) -> None:
     torch.set_rng_state(state["cpu"])
     if device.type == "cuda" and "cuda" in state:
         torch.cuda.set_rng_state(state["cuda"], device)
+    elif device.type == "mps" and "mps" in state:
+        torch.mps.set_rng_state(state["mps"])

@@ -4,7 +4,6 @@ Written by hand; the pieces are explained in notebooks 02, 09 and 10.
 """
 
 import argparse
-import json
 import random
 import sys
 import time
@@ -54,12 +53,16 @@ def train(a: argparse.Namespace) -> None:
 
 def _prepare(a: argparse.Namespace) -> Any:
     """Make sure that the folder is free; make the tokenizer and, of a file, the token file."""
+    from minillm import record
     from minillm.data import TokenDataset
     from minillm.metrics import check_free
+    from minillm.pretrained import check_savable
     from minillm.tokenizer import BPETokenizer
 
     if not a.resume:
         check_free(a.out, "give --resume to go on, or another --out")
+    else:
+        record.check_same(a)
     if a.resume and (a.out / "tokenizer.json").exists():
         tokenizer = _tokenizer(a.out)
     elif a.tokenizer is not None:
@@ -69,8 +72,10 @@ def _prepare(a: argparse.Namespace) -> Any:
         tokenizer = BPETokenizer.train(texts, a.vocab_size, special_tokens=[END])
     if tokenizer.eos_token_id is None:
         raise ValueError(f"the tokenizer has no end token, such as {END}")
+    check_savable(_model_config(a, tokenizer))  # rather now than after the training
     a.out.mkdir(parents=True, exist_ok=True)
     tokenizer.save(a.out)
+    record.begin(a)
     if _is_file(a) and not (a.resume and (a.out / "tokens.npy").exists()):
         encoded = (tokenizer.encode_ordinary(text) for text in _documents(a.corpus))
         ends = {"vocab_size": tokenizer.vocab_size, "end_id": tokenizer.eos_token_id}
@@ -118,11 +123,11 @@ def _source(a: argparse.Namespace, tokenizer: Any) -> Any:
     return DocumentBatches(documents, *sizes, end_id=end, layout=layout, seed=a.seed)
 
 
-def _model(a: argparse.Namespace, tokenizer: Any) -> Any:
-    from minillm.model import CausalLM, ModelConfig
+def _model_config(a: argparse.Namespace, tokenizer: Any) -> Any:
+    from minillm.config import ModelConfig
 
     end = tokenizer.eos_token_id
-    config = ModelConfig(
+    return ModelConfig(
         model_type=a.family,
         vocab_size=tokenizer.vocab_size,
         hidden_size=a.hidden_size,
@@ -137,7 +142,12 @@ def _model(a: argparse.Namespace, tokenizer: Any) -> Any:
         bos_token_id=end,
         eos_token_id=end,
     )
-    return CausalLM(config, seed=a.seed)
+
+
+def _model(a: argparse.Namespace, tokenizer: Any) -> Any:
+    from minillm.model import CausalLM
+
+    return CausalLM(_model_config(a, tokenizer), seed=a.seed)
 
 
 def _config(a: argparse.Namespace) -> Any:
@@ -168,6 +178,7 @@ def _finish(
     """Save the model where `from_pretrained` finds it, and say how it was made."""
     import torch
 
+    from minillm import distributed, record
     from minillm.checkpoint import load_model_tensors
     from minillm.pretrained import save_pretrained
 
@@ -175,14 +186,11 @@ def _finish(
     load_model_tensors(model, tensors)
     model.to(getattr(torch, a.save_dtype))  # the checkpoints beside it stay as they were trained
     save_pretrained(model, tokenizer, a.out)
-    skip = ("command", "quiet", "resume")
-    options = {k: str(v) if isinstance(v, Path) else v for k, v in vars(a).items() if k not in skip}
-    last = trainer.history[-1] if trainer.history else {}
-    record = {"options": options, "parameters": model.num_parameters(), "seconds": seconds, **last}
-    (a.out / "run.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-    measured = {
-        k: round(v, 4) for k, v in last.items() if k in ("loss", "bits_per_byte", "held_out")
-    }
+    made = {"processes": distributed.world().size, "torch": torch.__version__, "seconds": seconds}
+    figures = {"parameters": model.num_parameters(), **made}
+    found = record.finish(a, figures, trainer.history)
+    names = ("loss", "bits_per_byte", "held_out")
+    measured = {name: round(found[name], 4) for name in names if name in found}
     print(f"{a.out}: {model.num_parameters():,} parameters, {trainer.tokens:,} tokens, {measured}")
 
 
@@ -240,9 +248,12 @@ def stories(corpus: str, count: int, purpose: str) -> list[str]:
 
 
 def _tokenizer(folder: Path) -> Any:
-    from minillm.tokenizer import BPETokenizer
+    from minillm.tokenizer_loading import load_tokenizer
 
-    return BPETokenizer.load(folder)
+    tokenizer = load_tokenizer(folder)
+    if tokenizer is None:
+        raise FileNotFoundError(f"{folder} has no tokenizer.json")
+    return tokenizer
 
 
 def device(a: argparse.Namespace) -> Any:
@@ -251,4 +262,16 @@ def device(a: argparse.Namespace) -> Any:
 
     from minillm.device import pick_device
 
-    return torch.device(a.device) if a.device else pick_device()
+    if not a.device:
+        return pick_device()
+    try:
+        place = torch.device(a.device)
+    except RuntimeError as error:
+        reason = str(error).splitlines()[0]
+        raise ValueError(f"no device {a.device!r} here: {reason}") from None
+    # counted, not tried: under torchrun all processes would take memory of the first GPU
+    counts = {"cuda": torch.cuda.device_count(), "mps": int(torch.backends.mps.is_available())}
+    count = counts.get(place.type)
+    if count is not None and (place.index or 0) >= count:
+        raise ValueError(f"no device {a.device!r} here: of {place.type} there are {count}")
+    return place

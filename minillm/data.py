@@ -44,7 +44,8 @@ def get_batch(
             f"{batch_size} windows of {context_length} + 1 tokens from {len(tokens)} tokens"
         )
     starts = torch.randint(len(tokens) - context_length, (batch_size,), generator=generator)
-    windows = np.stack([np.asarray(tokens[s : s + context_length + 1]) for s in starts.tolist()])
+    windows = [tokens[s : s + context_length + 1] for s in starts.tolist()]
+    windows = np.stack([w.cpu() if isinstance(w, Tensor) else w for w in windows])
     rows = torch.from_numpy(windows.astype(np.int64)).to(device)
     return rows[:, :-1], rows[:, 1:]
 

@@ -8,6 +8,7 @@ Explained in notebook 09 (training); `minillm.train` passes the main names on.
 import math
 import random
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, Literal
 
 import numpy as np
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 from minillm.data import TokenDataset, check_settings
 from minillm.data import pad_rows as pad_rows
 from minillm.optim import cross_entropy
+from minillm.pretokenizer import well_formed
 
 __all__ = [
     "DocumentBatches",
@@ -49,11 +51,13 @@ class StoryDocuments:
 
     def state_dict(self) -> dict[str, Any]:
         """Where the stream stands."""
-        return {"seed": self.seed, "index": self.index}
+        lang = getattr(self.language, "lang", None)
+        return {"seed": self.seed, "lang": lang, "index": self.index}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go where `state` says. Raises: ValueError if its seed is another."""
-        check_settings(state, {"seed": self.seed, "index": state.get("index")})
+        """Go where `state` says. Raises: ValueError if its seed or language is another."""
+        ours = {**self.state_dict(), "index": state.get("index")}
+        check_settings({"lang": ours["lang"], **state}, ours)  # older states do not name it
         self.index = state["index"]
 
 
@@ -161,7 +165,8 @@ class _Pool:
         size, length = self.settings["batch_size"], self.settings["context_length"]
         rows, tokens = list(self._carry), sum(map(len, self._carry))
         while tokens < self.settings["pool"] * size * length:
-            rows.append([self.end_id, *next(self.documents), self.end_id])
+            document = map(int, next(self.documents))  # numpy's integers are no JSON
+            rows.append([self.end_id, *document, self.end_id])
             tokens += len(rows[-1]) - 1
             if len(rows[-1]) > length + 1:
                 raise ValueError(
@@ -222,8 +227,13 @@ def evaluate(
     All nats, those of the end token included, over the bytes of the text.
 
     Comparable with `StoryLanguage.bits_per_byte`, with n-grams, and across tokenizers.
+
+    Raises: ValueError for texts without a byte, or if no end token is known.
     """
     end_id = tokenizer.eos_token_id if end_id is None else end_id
+    if end_id is None:
+        raise ValueError("the tokenizer has no end token: say with end_id which one begins a text")
+    texts = [well_formed(text) for text in texts]  # the text that is encoded has the bytes
     rows = sorted(([end_id, *tokenizer.encode_ordinary(t), end_id] for t in texts), key=len)
     num_bytes = sum(len(t.encode("utf-8")) for t in texts)
     if not num_bytes:
@@ -241,9 +251,12 @@ def evaluate(
 
 
 def token_byte_lengths(tokenizer: Any) -> Tensor:
-    """How many bytes of text each token stands for; 0 for special tokens. Shape: -> (V,) int64."""
-    special = set(tokenizer.special_tokens.values())
-    lengths = [
-        0 if i in special else len(tokenizer.decode_bytes([i])) for i in range(tokenizer.vocab_size)
-    ]
+    """How many bytes of text each token stands for; 0 for special tokens and for ids without one.
+
+    Shape: -> (V,) int64.
+    """
+    lengths = [0] * tokenizer.vocab_size
+    for i in set(range(len(lengths))) - set(tokenizer.special_tokens.values()):
+        with suppress(ValueError):  # ids may have gaps
+            lengths[i] = len(tokenizer.decode_bytes([i]))
     return torch.tensor(lengths)

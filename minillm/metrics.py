@@ -74,6 +74,8 @@ class Meter:
         record["lr"] = trainer.optimizer.param_groups[0]["lr"]
         record |= {"grad_norm": self.grad_norm, "seconds": seconds}
         record["tokens_per_second"] = (trainer.tokens - self.tokens_at_start) / seconds
+        if clash := ", ".join(sorted(record.keys() & self.extra.keys())):
+            raise ValueError(f"validate returned {clash}: the run records that itself, rename it")
         record |= self.extra
         self.nats, self.targets, self.bytes, self.extra = 0.0, 0, 0, {}
         trainer.history.append(record)

@@ -38,8 +38,12 @@ def cross_entropy(
     `mean` divides by the number of targets that count; if none does, there is nothing to learn: 0.
 
     Shape: logits (..., V), targets (...) -> scalar.
-    Raises: ValueError for shapes that do not fit; on the CPU, for targets outside the vocabulary.
+    Raises: ValueError for shapes that do not fit; on the CPU, for targets outside the vocabulary;
+        TypeError for logits that are no tensor.
     """
+    if not isinstance(logits, Tensor):
+        kind = type(logits).__name__
+        raise TypeError(f"the model must return its logits (B, T, V), a tensor, not a {kind}")
     if logits.shape[:-1] != targets.shape:
         raise ValueError(f"logits {tuple(logits.shape)} do not fit targets {tuple(targets.shape)}")
     logits, targets = logits.reshape(-1, logits.shape[-1]), targets.reshape(-1).long()
@@ -153,10 +157,19 @@ def decay_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
 
 
 def _tables(model: nn.Module) -> list[nn.Parameter]:
-    """Weights that hold one row for each token: embeddings, and the head if it is not tied."""
-    found = [m.weight for m in model.modules() if isinstance(m, nn.Embedding)]
-    head = getattr(model, "lm_head", None)
-    return [*found, head.weight] if isinstance(head, nn.Linear) else found
+    """Weights that hold one row for each token: embeddings, and the head if it is not tied.
+
+    The head is `lm_head`, or else what has as many outputs as an embedding has rows. Blocks are
+    not asked: as many positions as channels would make each of their matrices a head.
+    """
+    modules, head = [*model.modules()], getattr(model, "lm_head", None)
+    found = [m for m in modules if isinstance(m, nn.Embedding)]
+    if isinstance(head, nn.Linear):
+        return [m.weight for m in (*found, head)]
+    rows = {m.num_embeddings for m in found}
+    blocks = {m for part in modules if isinstance(part, nn.ModuleList) for m in part.modules()}
+    heads = [m for m in modules if isinstance(m, nn.Linear) and m not in blocks]
+    return [m.weight for m in (*found, *(m for m in heads if m.out_features in rows))]
 
 
 class MuonAdamW:

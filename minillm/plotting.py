@@ -61,8 +61,8 @@ def label_lines(ax: Axes, *, pad: float = 0.02) -> None:
     inverse = ax.transAxes.inverted()
     points = ax.get_window_extent().height * 72 / ax.figure.dpi
     step = 1.15 * FONT_SIZE / points  # the height of a line of text, in shares of the axes
-    ends = [(line.get_xdata()[-1], line.get_ydata()[-1]) for line in lines]
-    places = [inverse.transform(ax.transData.transform(end)) for end in ends]
+    ends = [line.get_transform().transform(line.get_xydata()[-1]) for line in lines]
+    places = [inverse.transform(end) for end in ends]
     order = sorted(range(len(lines)), key=lambda i: places[i][1])
     heights = [places[i][1] for i in order]
     for j in range(1, len(heights)):  # apart, upwards

@@ -64,33 +64,42 @@ def _share(batch: tuple[Tensor, Tensor], world: distributed.World) -> tuple[Tens
 def _count(targets: Tensor, token_bytes: Tensor | None) -> list[int]:
     """Targets that count, and the bytes of text they stand for."""
     counted = targets[targets != -100]
-    return [len(counted), 0 if token_bytes is None else int(token_bytes[counted].sum())]
+    if token_bytes is None:
+        return [len(counted), 0]
+    return [len(counted), int(token_bytes[counted.to(token_bytes.device)].sum())]
 
 
 class _Run:
     """Model, data, settings, optimizer and random state of a run: saved, and resumed."""
 
     def __init__(self, model: nn.Module, source: BatchSource, config: TrainConfig) -> None:
-        self.model, self.source, self.config = model, source, config
+        self.model = getattr(model, "_orig_mod", model)  # without the shell of torch.compile
+        self.source, self.config = source, config
         self.device, self.world = next(model.parameters()).device, distributed.world()
         self.step, self.tokens, self.begun, self.torn = 0, 0, False, False
-        with torch.random.fork_rng():
-            torch.manual_seed(config.seed + self.world.rank)
-            self.rng = checkpoint.rng_state(self.device)
-        self.forward = distributed.wrap(model, config.parallel)
-        if config.compile:
+        before = checkpoint.rng_state(self.device)
+        torch.manual_seed(config.seed + self.world.rank)
+        self.rng = checkpoint.rng_state(self.device)
+        checkpoint.set_rng_state(before, self.device)
+        self.forward = distributed.wrap(self.model, config.parallel)
+        if self.forward is self.model is not model:
+            self.forward = model  # compiled already, in the caller's way
+        elif config.compile or self.model is not model:
             self.forward = torch.compile(self.forward)
-        self.optimizer = config.optimizer(model)
+        self.optimizer = config.optimizer(self.model)
 
     def save(self, *, must: bool = True) -> Path | None:
-        """Write a checkpoint. If it need not be, a disk that is full for now is but a warning."""
+        """Write a checkpoint. If it need not be, a disk that is full for now is but a warning.
+
+        What would fail the next time too, such as a state that is no JSON, is told at once.
+        """
         state = {"config": self.config.numbers(), "tokens": self.tokens}
         state["source"] = self.source.state_dict()
         where = (self.config.folder, self.step, self.config.keep)
         try:
             return distributed.save(*where, self.model, self.optimizer, self.rng, state)
         except CheckpointError as error:
-            if must:
+            if must or error.lasting:
                 raise
             warnings.warn(f"{error}; training goes on", stacklevel=2)
             return None
@@ -106,8 +115,13 @@ class _Run:
             state = checkpoint.read_state(path)
             saved = {"algorithm": "adamw", **state.get("config", {})}
             check_settings(saved, {"algorithm": "adamw", **self.config.numbers()})
-            self.rng, state = distributed.load(path, self.model, self.optimizer)
-            self.source.load_state_dict(state["source"])
+            before = self.source.state_dict()
+            self.source.load_state_dict(state["source"])  # if it refuses, nothing has been loaded
+            try:
+                self.rng, state = distributed.load(path, self.model, self.optimizer)
+            except BaseException:
+                self.source.load_state_dict(before)
+                raise
             self.step, self.tokens, self.torn = state["step"], state["tokens"], False
             self.optimizer.zero_grad()
         self.begun = True  # from here on the folder is this run's

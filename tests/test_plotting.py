@@ -26,6 +26,15 @@ def test_labels_stand_apart_at_the_right_end_and_inside():
     assert all(x > 0.9 for x, _ in texts.values())
 
 
+def test_a_line_across_the_axes_is_labelled_at_its_end():
+    _, ax = figure()
+    ax.plot([3, 50], [0.0, 1.0], label="loss")
+    ax.axhline(0.5, label="floor")
+    label_lines(ax)
+    x, y = next(t.xy for t in ax.texts if t.get_text() == "floor")
+    assert x > 0.99 and y == pytest.approx(0.5, abs=0.01)
+
+
 def test_label_lines_without_lines_draws_nothing():
     _, ax = figure()
     label_lines(ax)

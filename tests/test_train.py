@@ -90,7 +90,7 @@ def make(folder=None, steps=24, *, model=None, source=None, **settings):
     settings = {"warmup_steps": 4, "checkpoint_every": 5, "log_every": 4, **settings}
     config = TrainConfig(steps, folder=None if folder is None else str(folder), **settings)
     source = source or WindowBatches(TOKENS, 4, 12, seed=3)
-    return Trainer(model or tiny(), source, config, progress=False)
+    return Trainer(tiny() if model is None else model, source, config, progress=False)
 
 
 def weights(trainer):
@@ -242,6 +242,19 @@ def test_muon_moves_the_matrices_between_embedding_and_head():
     assert names_of(tied, optimizer) == [({"mix.weight"}, 0.1), (vectors, 0.0)]
 
 
+@pytest.mark.parametrize("width", [C, 12])
+def test_muon_leaves_a_head_of_any_name(width):
+    """Also where there are as many positions as channels: the blocks stay with Muon."""
+    model = Untied()
+    model.classify, model.lm_head = model.lm_head, None
+    model.places = nn.Embedding(C, C)
+    model.blocks = nn.ModuleList([nn.Linear(width, C, bias=False)])
+    model.mix = model.wide = None
+    optimizer = MuonAdamW(model, decay_groups(model, 0.3), 1e-3, (0.9, 0.95), 1e-8)
+    tables = {"embed.weight", "places.weight", "classify.weight", "kernels"}
+    assert [names for names, _ in names_of(model, optimizer)][:2] == [{"blocks.0.weight"}, tables]
+
+
 @pytest.mark.parametrize("kind", [Tiny, Untied])
 def test_muon_and_adamw_take_torchs_steps_exactly(kind, generator):
     torch.manual_seed(0)
@@ -368,6 +381,23 @@ def test_get_batch_shifts_by_one_and_reaches_both_ends():
     assert torch.equal(again[0][0], again[1][0])
     with pytest.raises(ValueError, match="7 \\+ 1 tokens from 7"):
         get_batch(tokens, 1, 7)
+
+
+class OnDevice(torch.Tensor):
+    """A tensor that numpy cannot read, as one on a GPU."""
+
+    def __array__(self, *_, **__):
+        raise TypeError("can't convert cuda device type tensor to numpy")
+
+    def cpu(self):
+        return self.as_subclass(torch.Tensor)
+
+
+def test_tokens_may_lie_on_a_device():
+    seeds = [torch.Generator().manual_seed(9) for _ in range(2)]
+    found = get_batch(TOKENS.as_subclass(OnDevice), 3, 4, generator=seeds[0])
+    for a, b in zip(found, get_batch(TOKENS, 3, 4, generator=seeds[1]), strict=True):
+        assert torch.equal(a, b)
 
 
 def test_windows_depend_on_seed_and_number_alone():
@@ -547,6 +577,21 @@ def test_document_batches_refuse_what_does_not_fit():
         other.load_state_dict(source.state_dict())
 
 
+class Arrays(Documents):
+    """Documents as arrays of numpy."""
+
+    def __next__(self):
+        return np.array(super().__next__(), dtype=np.uint16)
+
+
+def test_documents_may_be_arrays():
+    plain, arrays = (DocumentBatches(d(), 4, 48, end_id=END) for d in (Documents, Arrays))
+    for _ in range(20):
+        for a, b in zip(next(plain), next(arrays), strict=True):
+            assert torch.equal(a, b)
+    assert json.dumps(arrays.state_dict()) == json.dumps(plain.state_dict())  # rows carried too
+
+
 def test_file_documents_shuffle_each_epoch_anew(tmp_path):
     data = TokenDataset.write(
         tmp_path / "t.npy", ([i, i] for i in range(1, 9)), vocab_size=10, end_id=0
@@ -596,6 +641,20 @@ def test_stories_depend_on_seed_and_number_alone():
     assert first != [next(StoryDocuments(Language(), list, seed=8)) for _ in range(20)]
 
 
+def test_stories_do_not_go_on_in_another_language():
+    english, chinese = Language(), Language()
+    english.lang, chinese.lang = "en", "zh"
+    stream = StoryDocuments(english, Letters().encode_ordinary)
+    next(stream)
+    with pytest.raises(ValueError, match="lang: saved 'en', now 'zh'"):
+        StoryDocuments(chinese, list).load_state_dict(stream.state_dict())
+    again = StoryDocuments(english, Letters().encode_ordinary)
+    again.load_state_dict(json.loads(json.dumps(stream.state_dict())))
+    assert next(again) == next(stream)
+    again.load_state_dict({"seed": 0, "index": 1})  # as older versions wrote it
+    assert again.index == 1
+
+
 def test_settings_that_differ_are_named():
     check_settings({"a": 1}, {"a": 1})
     with pytest.raises(ValueError, match=r"a: saved 1, now 2; b: saved None, now 'x'"):
@@ -628,9 +687,30 @@ def test_evaluate_counts_all_nats_over_all_bytes():
         evaluate(model, [], Letters())
 
 
+def test_evaluate_says_that_an_end_token_is_missing():
+    tokenizer, model = Letters(), nn.Sequential(nn.Embedding(257, 8), nn.Linear(8, 257))
+    expected = evaluate(model, ["abc"], tokenizer)
+    tokenizer.eos_token_id = None
+    with pytest.raises(ValueError, match="no end token: say with end_id which"):
+        evaluate(model, ["abc"], tokenizer)
+    assert evaluate(model, ["abc"], tokenizer, end_id=256) == expected
+
+
+def test_evaluate_counts_the_bytes_that_were_encoded():
+    model = nn.Sequential(nn.Embedding(257, 8), nn.Linear(8, 257))
+    expected = evaluate(model, ["a\ufffd"], Letters())  # as our tokenizers write half a character
+    assert evaluate(model, ["a\ud800"], Letters()) == expected
+
+
 def test_token_byte_lengths():
     lengths = token_byte_lengths(Letters())
-    assert lengths.tolist() == [1] * 256 + [0]
+    assert lengths.tolist() == [1] * 256 + [0] and lengths.dtype == torch.int64
+
+
+def test_ids_without_a_token_have_no_bytes():
+    tokenizer = Letters()
+    tokenizer.special_tokens, tokenizer.vocab_size = {"<end>": 258}, 260  # 256, 257, 259: nothing
+    assert token_byte_lengths(tokenizer).tolist() == [1] * 256 + [0] * 4
 
 
 def test_pad_rows_shifts_and_masks():
@@ -665,6 +745,17 @@ def test_accumulated_gradients_equal_the_big_batch_with_unequal_counts(generator
     F.cross_entropy(model(x).flatten(0, 1), y.flatten()).backward()
     for p, b in zip(model.parameters(), expected, strict=True):
         torch.testing.assert_close(p.grad, b, rtol=1e-12, atol=1e-14)
+
+
+def test_a_model_must_return_logits_alone():
+    class Pair(Tiny):
+        def forward(self, ids):
+            return super().forward(ids), None
+
+    trainer = make(model=Pair())
+    with pytest.raises(TypeError, match=r"return its logits \(B, T, V\), a tensor, not a tuple"):
+        trainer.train()
+    assert trainer.step == 0 and trainer.source.index == 0
 
 
 class Listed:
@@ -780,6 +871,53 @@ def test_validation_samples_and_bytes_go_into_the_records(tmp_path):
         nats_per_byte = record["loss"] / 3 / math.log(2)
         assert record["bits_per_byte"] == pytest.approx(nats_per_byte, rel=1e-6)
         assert record["tokens_per_second"] > 0 and record["grad_norm"] > 0
+
+
+class Bytes:
+    """Byte counts on a device, which take no index from elsewhere."""
+
+    device = torch.device("meta")
+
+    def __getitem__(self, index):
+        assert index.device == self.device
+        return torch.full(index.shape, 2)
+
+
+def test_bytes_are_counted_where_their_numbers_lie(monkeypatch):
+    trainer = make(steps=1)
+    trainer.token_bytes = Bytes()
+    (record,) = trainer.train()
+    assert record["bits_per_byte"] == pytest.approx(record["loss"] / 2 / math.log(2), rel=1e-6)
+
+
+@pytest.mark.parametrize("names", [["loss"], ["step", "tokens", "held_out"]])
+def test_validation_does_not_overwrite_the_run(tmp_path, names):
+    trainer = make(tmp_path, steps=8, validate_every=4)
+    trainer.validate = lambda model: dict.fromkeys(names, 7.0)
+    clash = ", ".join(name for name in names if name != "held_out")
+    with pytest.raises(ValueError, match=f"validate returned {clash}: the run records that"):
+        trainer.train()
+    assert records(tmp_path) == trainer.history == []
+    trainer.validate = lambda model: 7.0  # renamed: the run goes on
+    assert [r["validation"] for r in trainer.train()] == [7.0]
+
+
+def test_a_new_run_leaves_the_random_numbers_alone(monkeypatch):
+    """And does not look at GPUs that it does not use."""
+
+    def refuse(*_):
+        raise AssertionError("not ours")
+
+    for name in ("device_count", "get_rng_state", "set_rng_state"):
+        monkeypatch.setattr(torch.cuda, name, refuse)
+    before = torch.get_rng_state()
+    first = make(model=Tiny())
+    torch.set_rng_state(before)
+    model = Tiny()
+    before = torch.get_rng_state()
+    second = make(model=model)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert torch.equal(first.rng["cpu"], second.rng["cpu"])
 
 
 def test_the_progress_bar_shows_loss_speed_and_time_left(capsys):
@@ -933,6 +1071,50 @@ def test_resumed_equals_uninterrupted(tmp_path, fused, stop):
         for folder in (tmp_path / "whole", tmp_path / "cut")
     ]
     assert curves[1].items() >= {k: v for k, v in curves[0].items() if k > stop + 4}.items()
+
+
+class Turned(nn.Module):
+    """A matrix that lies in memory column by column."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed, self.head = nn.Embedding(V, 8), nn.Linear(C, V)
+        self.mix = nn.Parameter(torch.randn(C, 8).t())
+
+    def forward(self, ids):
+        return self.head(torch.tanh(self.embed(ids) @ self.mix))
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_moments_lie_in_memory_as_their_parameter(tmp_path, fused):
+    """torch's fused kernel takes numbers in the order of the memory, whatever the strides say."""
+
+    def run(folder):
+        torch.manual_seed(0)
+        return make(folder, model=Turned(), fused=fused, max_lr=1e-2)
+
+    whole = run(tmp_path / "whole")
+    whole.train()
+    run(tmp_path / "cut").train(until=11)
+    resumed = run(tmp_path / "cut")
+    assert resumed.resume()
+    assert resumed.optimizer.state[resumed.model.mix]["exp_avg"].stride() == (1, 8)
+    resumed.train()
+    assert same(whole, resumed)
+
+
+@pytest.mark.parametrize("algorithm", ["adamw", "muon"])
+def test_going_back_forgets_moments_that_came_later(tmp_path, algorithm):
+    trainer = make(tmp_path, keep=9, algorithm=algorithm)
+    start = trainer.save()  # nothing has moved, so there are no moments
+    trainer.begun = True
+    trainer.train(until=8)
+    assert trainer.optimizer.state
+    assert trainer.resume(start) and not trainer.optimizer.state
+    trainer.train()
+    reference = make(algorithm=algorithm)
+    reference.train()
+    assert same(trainer, reference)
 
 
 @pytest.mark.parametrize("layout", ["padded", "packed"])
@@ -1249,6 +1431,68 @@ def test_foreign_checkpoints_are_refused(tmp_path):
         make(tmp_path, source=WindowBatches(TOKENS, 5, 12, seed=3)).resume(path)
 
 
+def test_a_refused_resume_changes_nothing(tmp_path):
+    path = damaged(tmp_path)
+    other_source = make(source=WindowBatches(TOKENS, 5, 12, seed=3), model=tiny(seed=5))
+    other_model = make(model=nn.Sequential(nn.Embedding(V, 8), nn.Linear(8, V)))
+    for trainer, error in ((other_source, ValueError), (other_model, CheckpointError)):
+        trainer.train(until=2)
+        before, state = weights(trainer), trainer.source.state_dict()
+        moments = [m.clone() for s in trainer.optimizer.state.values() for m in s.values()]
+        with pytest.raises(error):
+            trainer.resume(path)
+        assert all(torch.equal(a, b) for a, b in zip(before, weights(trainer), strict=True))
+        after = [m for s in trainer.optimizer.state.values() for m in s.values()]
+        assert all(torch.equal(a, b) for a, b in zip(moments, after, strict=True))
+        assert trainer.source.state_dict() == state and trainer.step == 2
+
+
+def test_foreign_moments_are_refused_before_any_is_taken():
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.AdamW(model.parameters())
+    optimizer.state[model.bias]["exp_avg"] = torch.ones(2)
+    saved = {"weight/exp_avg": torch.zeros(2, 2), "wait/exp_avg": torch.zeros(2, 2)}
+    with pytest.raises(CheckpointError, match="optimizer state of 'wait', which the model"):
+        load_optimizer_tensors(model, optimizer, saved)
+    assert [*optimizer.state] == [model.bias]
+
+
+class Odd(WindowBatches):
+    """A source whose state is no JSON."""
+
+    def state_dict(self):
+        return {**super().state_dict(), "index": np.int64(self.index)}
+
+
+def test_what_can_never_be_saved_is_told_at_the_first_checkpoint(tmp_path):
+    """Not after days of warnings; and nothing half-written is left."""
+    twin = tiny()
+    twin.head = nn.Linear(C, V, bias=False)
+    twin.head.weight.data = twin.embed.weight.data  # two parameters, one memory
+    odd = Odd(TOKENS, 4, 12, seed=3)
+    for name, kind in (("twin", {"model": twin}), ("odd", {"source": odd})):
+        trainer = make(tmp_path / name, **kind)
+        error = {"twin": "share memory", "odd": "int64 is not JSON"}[name]
+        with pytest.raises(CheckpointError, match=rf"(?s)write .*step-00000005.*{error}") as found:
+            trainer.train()
+        assert found.value.lasting and trainer.step == 5
+        assert not list((tmp_path / name).glob(".step*"))
+
+
+def test_random_numbers_of_a_mac(monkeypatch):
+    kept = [torch.ones(3, dtype=torch.uint8)]
+    monkeypatch.setattr(torch.mps, "get_rng_state", lambda: kept[-1])
+    monkeypatch.setattr(torch.mps, "set_rng_state", kept.append)
+    device = torch.device("mps")
+    state = checkpoint.rng_state(device)
+    assert torch.equal(state["mps"], kept[0]) and torch.equal(state["cpu"], torch.get_rng_state())
+    kept.append(torch.zeros(3, dtype=torch.uint8))
+    checkpoint.set_rng_state(state, device)
+    assert torch.equal(kept[-1], kept[0])
+    checkpoint.set_rng_state({"cpu": state["cpu"]}, device)  # as older versions wrote it
+    assert len(kept) == 3
+
+
 @contextlib.contextmanager
 def small_disk(size):
     """No file may grow beyond `size` bytes in here, as on a disk that is nearly full.
@@ -1486,6 +1730,34 @@ def test_compiled_training_agrees(tmp_path, monkeypatch):
     for a, b in zip(weights(plain), weights(compiled), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
     assert "embed.weight" in load_checkpoint(tmp_path / "step-00000003")[0]["model"]
+
+
+def test_a_model_compiled_by_the_caller_is_saved_without_its_shell(tmp_path):
+    compiled = torch.compile(tiny(), backend="eager")
+    trainer = make(tmp_path, steps=8, model=compiled)
+    assert trainer.forward is compiled
+    trainer.train(until=5)
+    saved = load_checkpoint(tmp_path / "step-00000005")[0]
+    names = {name.rpartition("/")[0] for name in saved["optimizer"]}
+    assert names == {name for name, _ in tiny().named_parameters()}
+    plain = make(tmp_path, steps=8, model=tiny(seed=7))
+    assert plain.resume()
+    trainer.train(), plain.train()
+    for a, b in zip(weights(plain), weights(trainer), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.gpu
+def test_tokens_targets_and_byte_counts_may_lie_on_the_gpu():
+    plain = make(steps=4, model=tiny().cuda())
+    there = make(steps=4, model=tiny().cuda(), source=WindowBatches(TOKENS.cuda(), 4, 12, seed=3))
+    targets = get_batch(TOKENS.cuda(), 2, 4, device="cuda")[1]
+    source = Listed([(targets, targets)] * 4)
+    mixed = make(steps=4, model=tiny().cuda(), source=source)
+    for trainer in (plain, there, mixed):
+        trainer.token_bytes = torch.full((V,), 2)
+        assert trainer.train()[-1]["bits_per_byte"] > 0
+    assert same(plain, there)
 
 
 @pytest.mark.gpu

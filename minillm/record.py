@@ -1,0 +1,53 @@
+"""run.json: what a run was asked for, from its beginning, and what came of it, at its end.
+
+Used by `minillm.commands`; written by hand, not built.
+"""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from pathlib import Path
+from typing import Any
+
+from minillm.data import check_settings
+from minillm.files import read_json, write_json
+
+__all__ = ["begin", "check_same", "finish", "options"]
+
+NAME = "run.json"
+# the settings of TrainConfig are compared with those in the checkpoint
+FIXED = ("family", "hidden_size", "layers", "heads", "kv_heads", "intermediate_size")
+FIXED += ("context_length", "rope_theta")
+
+
+def options(a: Namespace) -> dict[str, Any]:
+    """What was asked for, as JSON can hold it."""
+    skip = ("command", "quiet", "resume")
+    return {k: str(v) if isinstance(v, Path) else v for k, v in vars(a).items() if k not in skip}
+
+
+def check_same(a: Namespace) -> None:
+    """Raises: ValueError if the run in the folder began with another model or other texts."""
+    path = a.out / NAME
+    if not path.exists():
+        return
+    both = []
+    for given in (read_json(path)["options"], options(a)):
+        corpus = Path(given["corpus"]).name  # its folder may have moved
+        both.append({"corpus": corpus, **{name: given.get(name) for name in FIXED}})
+    check_settings(*both)
+
+
+def begin(a: Namespace) -> None:
+    """Write down what was asked for, unless the run has begun before."""
+    if not (a.out / NAME).exists():
+        write_json(a.out / NAME, {"options": options(a)})
+
+
+def finish(a: Namespace, figures: dict[str, Any], history: list[dict[str, Any]]) -> dict[str, Any]:
+    """Add what came of it; a run that had already ended keeps its old results."""
+    old = {} if history or not (a.out / NAME).exists() else read_json(a.out / NAME)
+    took = {"seconds": old.get("seconds", figures["seconds"])}
+    record = {**old, "options": options(a), **figures, **took, **(history[-1] if history else {})}
+    write_json(a.out / NAME, record)
+    return record
