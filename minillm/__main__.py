@@ -11,9 +11,10 @@ with --resume, it goes on where the newest whole checkpoint stands.
 """
 
 import argparse
+import os
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from minillm.commands import END, device, language, stories, train
 
@@ -27,7 +28,7 @@ def main(argv: list[str] | None = None) -> int:
 
     try:
         arguments.command(arguments)
-    except (ValueError, OSError, CheckpointError, FloatingPointError) as error:
+    except (ValueError, OSError, ImportError, CheckpointError, FloatingPointError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
@@ -181,7 +182,10 @@ def _sample(
     texts = []
     for row in rows[:, len(ids) :].tolist():
         ends = [row.index(e) for e in model.config.eos_token_ids if e in row]
-        texts.append(prompt + tokenizer.decode(row[: min(ends, default=len(row))]))
+        new = row[: min(ends, default=len(row))]
+        # a text that begins loses its first space in some tokenizers; one that goes on must not
+        rest = tokenizer.decode_bytes(new).decode("utf-8", "replace")
+        texts.append(prompt + rest if prompt else tokenizer.decode(new))
     return texts
 
 
@@ -198,5 +202,15 @@ def _load(a: argparse.Namespace) -> tuple[Any, Any]:
     return model, tokenizer
 
 
+def run() -> NoReturn:
+    """The program; under torchrun it ends at once, freeing nothing (`minillm.distributed.stop`)."""
+    code = main()
+    if "WORLD_SIZE" in os.environ:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    run()

@@ -12,6 +12,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, Literal
 
@@ -64,7 +65,9 @@ def start(device: torch.device | str) -> torch.device:
     if device.type == "cuda":
         device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
         torch.cuda.set_device(device)
-    dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    # while process 0 makes tokenizer and token file the others wait; NCCL would give up in 10 min
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    dist.init_process_group(backend, timeout=timedelta(hours=24))
     return device
 
 
@@ -76,7 +79,8 @@ def stop() -> None:
 
     Its object is kept. Whoever frees it waits for its threads, and gloo's may just then wait for
     the interpreter, which the one who frees it holds (pytorch issue 56297; it hung about one run
-    in fifty).
+    in fifty). A thread that asks for the interpreter while it ends aborts the process (190489), so
+    `python -m minillm` leaves by `os._exit`; a script of your own may do the same.
     """
     if dist.is_available() and dist.is_initialized():
         _LEFT.append(dist.group.WORLD)
@@ -92,7 +96,8 @@ def barrier() -> None:
 def wrap(model: nn.Module, parallel: Literal["ddp", "fsdp"]) -> nn.Module:
     """What to call in training: the model itself; in a group, wrapped by DDP or sharded by FSDP2.
 
-    FSDP gathers one unit at a time: each block of a `ModuleList` is a unit, the rest is another.
+    FSDP gathers one unit at a time: each block of a `ModuleList` is a unit, without the blocks that
+    lie in it; the rest is another.
     """
     if world().size == 1:
         return model
@@ -101,13 +106,17 @@ def wrap(model: nn.Module, parallel: Literal["ddp", "fsdp"]) -> nn.Module:
         return nn.parallel.DistributedDataParallel(
             model, device_ids=[device.index] if device.type == "cuda" else None
         )
+    from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
-    for part in model.modules():
-        if isinstance(part, nn.ModuleList):
-            for block in part:
-                fully_shard(block)
-    return fully_shard(model)
+    kind = next(model.parameters()).device.type  # fully_shard alone takes a GPU where there is one
+    mesh, blocks = init_device_mesh(kind, (world().size,)), []
+    for part in reversed([*model.modules()]):  # inner blocks first
+        blocks += part if isinstance(part, nn.ModuleList) else []
+    for block in dict.fromkeys(blocks):  # one that is used twice is sharded once
+        if not isinstance(block, nn.ModuleList | nn.ModuleDict):  # those are never called
+            fully_shard(block, mesh=mesh)
+    return fully_shard(model, mesh=mesh)
 
 
 def is_sharded(model: nn.Module) -> bool:
@@ -243,6 +252,8 @@ def _load_parts(parts: Path, model: nn.Module, optimizer: Any) -> None:
 
 def whole_tensors(model: nn.Module) -> dict[str, Tensor]:
     """The model's state with all shards gathered, on the CPU; every process must call it."""
-    state = checkpoint.model_tensors(model)
-    whole = {n: t.full_tensor() if hasattr(t, "full_tensor") else t for n, t in state.items()}
-    return {name: tensor.detach().cpu() for name, tensor in whole.items()}
+    whole = {}
+    for name, tensor in checkpoint.model_tensors(model).items():  # a GPU holds one at a time
+        tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+        whole[name] = tensor.detach().cpu()
+    return whole

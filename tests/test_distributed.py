@@ -7,22 +7,33 @@ import socket
 import subprocess
 import sys
 import textwrap
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 from safetensors.torch import load_file
 from torch import nn
+from torch.distributed.fsdp import FSDPModule
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from minillm import checkpoint, distributed
 from minillm.__main__ import main
 from minillm.checkpoint import CheckpointError
+from minillm.train import TrainConfig, Trainer
 
 OPTIONS = """
     --steps 6 --device cpu --hidden-size 32 --layers 2 --batch-size 4 --validate-every 0
     --held-out 4 --lr 6e-3 --warmup 2 --log-every 1 --context-length 256 --accumulation 2
     --quiet --checkpoint-every 3
 """.split()  # noqa: SIM905
+
+KINDS = {
+    "ddp": ["--parallel", "ddp"],
+    "fsdp": ["--parallel", "fsdp"],
+    "muon": ["--parallel", "ddp", "--optimizer", "muon"],
+}
 
 WORKER = """
     import faulthandler, json, os, shutil, sys
@@ -82,35 +93,38 @@ def train(out, tokenizer, *more):
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """One run in this process; DDP and FSDP runs in two, each also resumed from its middle."""
+    """Runs in this process; the same in two, each of them also resumed from its middle."""
     folder = tmp_path_factory.mktemp("runs")
     assert main(["train", "--out", str(folder / "one"), *OPTIONS]) == 0
+    assert main(train(folder / "one-muon", folder / "one", *KINDS["muon"])) == 0
     commands = []
-    for kind in ("ddp", "fsdp"):
+    for kind, options in KINDS.items():
         out, resumed = str(folder / kind), str(folder / f"{kind}-resumed")
-        commands.append(train(out, folder / "one", "--parallel", kind))
+        commands.append(train(out, folder / "one", *options))
         commands.append(["cut", out, resumed])
-        commands.append(train(resumed, folder / "one", "--parallel", kind, "--resume"))
+        commands.append(train(resumed, folder / "one", *options, "--resume"))
     codes, errors = two_processes(*commands)
-    assert codes == [[0, 0, 0, 0]] * 2, errors
+    assert codes == [[0] * 6] * 2, errors
     return folder
 
 
-@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_two_processes_give_the_curve_of_one(runs, kind):
-    one, two = curve(runs / "one"), curve(runs / kind)
+    # torch's Muon computes in bfloat16: sums rounded otherwise show in its steps of about 1e-2
+    alone, near, apart = ("one-muon", 1e-4, 1e-3) if kind == "muon" else ("one", 1e-5, 1e-5)
+    one, two = curve(runs / alone), curve(runs / kind)
     assert [r["step"] for r in two] == [1, 2, 3, 4, 5, 6]
     for a, b in zip(one, two, strict=True):
-        assert b["loss"] == pytest.approx(a["loss"], abs=1e-5)
-        assert b["grad_norm"] == pytest.approx(a["grad_norm"], rel=1e-4)
+        assert b["loss"] == pytest.approx(a["loss"], abs=near)
+        assert b["grad_norm"] == pytest.approx(a["grad_norm"], rel=10 * near)
         assert b["tokens"] == a["tokens"]
-    ours, theirs = (load_file(runs / name / "model.safetensors") for name in ("one", kind))
+    ours, theirs = (load_file(runs / name / "model.safetensors") for name in (alone, kind))
     assert ours.keys() == theirs.keys()
     for name in ours:
-        torch.testing.assert_close(theirs[name], ours[name], rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(theirs[name], ours[name], rtol=10 * near, atol=apart)
 
 
-@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_resuming_in_two_processes_is_exact(runs, kind):
     whole, resumed = (
         load_file(runs / name / "model.safetensors") for name in (kind, f"{kind}-resumed")
@@ -190,6 +204,114 @@ def test_without_torchrun_there_is_one_process(monkeypatch):
     distributed.stop()
     whole = distributed.whole_tensors(model)
     assert torch.equal(whole["weight"], model.weight) and not whole["weight"].requires_grad
+
+
+@pytest.fixture
+def two_in_name():
+    """This process as the first of two, with nobody to talk to."""
+    dist.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
+    yield
+    dist.destroy_process_group()
+
+
+class Stack(nn.Module):
+    """Calls its blocks, and blocks in lists of blocks, one after the other."""
+
+    def __init__(self, *blocks):
+        super().__init__()
+        self.blocks = nn.ModuleList(blocks)
+
+    def forward(self, x):
+        def run(blocks, x):
+            for block in blocks:
+                x = run(block, x) if isinstance(block, nn.ModuleList) else block(x)
+            return x
+
+        return run(self.blocks, x)
+
+
+def nested(kind):
+    block = nn.Linear(4, 4)
+    return {
+        "a list in a block": Stack(Stack(block, nn.Linear(4, 4)), Stack(nn.Linear(4, 4))),
+        "a list of lists": Stack(nn.ModuleList([block, nn.Linear(4, 4)]), nn.Linear(4, 4)),
+        "a block used twice": Stack(block, nn.Linear(4, 4), block),
+        "a block without weights": Stack(block, nn.ReLU()),
+        "a dict in a list": Stack(block, nn.ModuleDict({"a": nn.Linear(4, 4)})),
+    }[kind]
+
+
+@pytest.mark.parametrize("kind", ["list in a block", "list of lists", "block used twice"])
+def test_lists_of_blocks_may_be_nested_and_share_blocks(two_in_name, kind):
+    model = nested(f"a {kind}")
+    units = [m for m in model.modules() if isinstance(m, nn.Linear)]
+    wrapped = distributed.wrap(model, "fsdp")
+    wrapped(torch.ones(2, 4)).sum().backward()
+    assert all(isinstance(unit, FSDPModule) for unit in [*units, wrapped])
+    assert distributed.is_sharded(model)
+    shapes = {p.to_local().shape for p in model.parameters()}
+    assert shapes == {torch.Size([2, 4]), torch.Size([2])}  # half of each
+
+
+@pytest.mark.parametrize("kind", ["block without weights", "dict in a list"])
+def test_what_has_nothing_to_shard_or_is_not_called_is_left(two_in_name, kind):
+    model = distributed.wrap(nested(f"a {kind}"), "fsdp")
+    assert all(hasattr(p, "full_tensor") for p in model.parameters())
+
+
+def test_a_model_on_the_cpu_stays_there(two_in_name, monkeypatch):
+    """fully_shard by itself would take a GPU wherever the machine has one."""
+    meshes = []
+
+    def fully_shard(module, mesh=None):
+        meshes.append(mesh)
+        return module
+
+    monkeypatch.setattr(torch.distributed.fsdp, "fully_shard", fully_shard)
+    distributed.wrap(Stack(nn.Linear(4, 4)), "fsdp")
+    assert [(mesh.device_type, mesh.size()) for mesh in meshes] == [("cpu", 2)] * 2
+
+
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+def test_a_compiled_model_is_wrapped_without_its_shell(two_in_name, parallel):
+    model = nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 5))
+    compiled = torch.compile(model, backend="eager")
+    trainer = Trainer(compiled, None, TrainConfig(2, warmup_steps=1, parallel=parallel))
+    assert trainer.model is model and hasattr(trainer.forward, "_orig_mod")
+    assert (trainer.forward is compiled) == (parallel == "fsdp")  # which shards in place
+    assert [name for name, _ in trainer.model.named_parameters()] == [
+        "0.weight",
+        "1.weight",
+        "1.bias",
+    ]
+
+
+def test_others_wait_while_the_first_process_prepares(monkeypatch):
+    started = {}
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setattr(dist, "init_process_group", lambda *a, **k: started.update(k))
+    assert distributed.start("cpu") == torch.device("cpu")
+    assert started["timeout"] >= timedelta(hours=6)
+
+
+def test_whole_tensors_are_gathered_one_at_a_time(monkeypatch):
+    events = []
+
+    class Shard:
+        def full_tensor(self):
+            events.append("gather")
+            return self
+
+        def detach(self):
+            return self
+
+        def cpu(self):
+            events.append("move")
+            return torch.ones(2)
+
+    monkeypatch.setattr(checkpoint, "model_tensors", lambda model: {"a": Shard(), "b": Shard()})
+    assert [*distributed.whole_tensors(nn.Linear(2, 2))] == ["a", "b"]
+    assert events == ["gather", "move"] * 2
 
 
 def test_gradients_are_exchanged_once():
