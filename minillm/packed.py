@@ -5,14 +5,17 @@ Explained in notebooks/10_minillm.ipynb.
 
 # Built from notebooks/10_minillm.ipynb: edit there, then make build.
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from minillm.attention import attention
 from minillm.cache import CacheLayer, KVCache
 from minillm.model import CausalLM, product_dtype
 
-__all__ = ["PACKABLE", "PackedLM", "PackedLayer", "lay_out", "multiply", "shrink"]
+__all__ = ["PACKABLE", "PackedLM", "PackedLayer", "PackedMatrix", "lay_out", "multiply", "shrink"]
 
 PACKABLE = ("llama", "mistral", "qwen2", "qwen3")
 
@@ -32,13 +35,57 @@ def multiply(x: Tensor, weight: Tensor, plus: Tensor | None = None) -> Tensor:
     Shape: x (B, in), weight (2, out / 2, in), plus (B, out) or (out,) -> (B, out).
     """
     halves, half, size = weight.shape
-    if x.shape[0] == 1 and x.dtype == torch.float32:  # twice as quick as linear on many CPUs
+    one = x.shape[0] == 1 and x.dtype == torch.float32
+    if one and not torch.compiler.is_compiling():  # twice as quick as linear on many CPUs
         column = x.t().expand(halves, size, 1)
         if plus is None:
             return torch.bmm(weight, column).view(1, -1)
         return torch.baddbmm(plus.view(halves, half, 1), weight, column).view(1, -1)
     flat = weight.view(-1, size)
     return F.linear(x, flat) if plus is None else torch.addmm(plus, x, flat.t())
+
+
+class PackedMatrix(nn.Module):
+    """A matrix W for products `x @ W.T + plus`: the routine depends on how many rows x has.
+
+    One row goes by `multiply`. More rows of a large float32 matrix on a CPU go to oneDNN, in a copy
+    laid out for it, which is made when it is first needed.
+    """
+
+    def __init__(self, weight: Tensor) -> None:
+        super().__init__()
+        self.register_buffer("weight", lay_out(weight))
+        self.blocked: Tensor | None = None
+
+    def takes_rows(self, x: Tensor) -> bool:
+        """Whether oneDNN's layout is the quicker one for x (N, in) with N > 1."""
+        w = self.weight
+        if torch.compiler.is_compiling() or len(x) < 2 or w.numel() < 2**18:
+            return False
+        if w.device.type != "cpu" or torch.is_autocast_enabled("cpu"):
+            return False
+        return w.dtype == x.dtype == torch.float32 and torch.backends.mkldnn.is_available()
+
+    def forward(self, x: Tensor, plus: Tensor | None = None) -> Tensor:
+        """Shape: x (N, in), plus (N, out) or (out,) -> (N, out)."""
+        if not self.takes_rows(x):
+            return multiply(x, self.weight, plus)
+        if self.blocked is None:
+            with torch.inference_mode(False), torch.no_grad():
+                self.blocked = self.weight.flatten(0, 1).clone().to_mkldnn()
+        y = F.linear(x.to_mkldnn(), self.blocked).to_dense()
+        return y if plus is None else y + plus
+
+    def _apply(self, *args: Any, **kwargs: Any) -> "PackedMatrix":
+        self.blocked = None  # it would keep its old dtype and device
+        return super()._apply(*args, **kwargs)
+
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        self.blocked = None
+        super()._load_from_state_dict(*args, **kwargs)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "blocked": None}  # such a layout can be neither copied nor saved
 
 
 def shrink(x: Tensor, floor: Tensor) -> Tensor:
@@ -48,12 +95,8 @@ def shrink(x: Tensor, floor: Tensor) -> Tensor:
     return (x / length.hypot(floor)).to(x.dtype)
 
 
-class PackedLayer(nn.Module):
-    """One decoder layer for one new token a row, in four products: qkv, out, gate and up, down.
-
-    The weight of a norm multiplies its output, so it can as well multiply the next matrix, and so
-    can the square root in x / sqrt(mean(x^2) + eps) = sqrt(C) x / sqrt(|x|^2 + C eps).
-    """
+class _PackedProducts(nn.Module):
+    """The four matrices of a layer, with their biases: qkv, out, gate and up, down."""
 
     def __init__(self, layer: nn.Module) -> None:
         super().__init__()
@@ -70,7 +113,7 @@ class PackedLayer(nn.Module):
             "down": m.down_proj.weight.clone(),
         }
         for name, weight in pieces.items():
-            self.register_buffer(name, lay_out(weight))
+            self.add_module(name, PackedMatrix(weight))
         biases = {"qkv_bias": qkv, "out_bias": [a.o_proj], "gate_up_bias": gate_up}
         for name, linears in {**biases, "down_bias": [m.down_proj]}.items():
             given = linears[0].bias is not None
@@ -81,43 +124,49 @@ class PackedLayer(nn.Module):
             scales, self.eps = torch.stack([norm.weight for norm in norms])[:, None], a.q_norm.eps
         self.register_buffer("scales", scales)
 
+
+class PackedLayer(_PackedProducts):
+    """One decoder layer in four products: qkv, out, gate and up, down.
+
+    The weight of a norm multiplies its output, so it can as well multiply the next matrix, and so
+    can the square root in x / sqrt(mean(x^2) + eps) = sqrt(C) x / sqrt(|x|^2 + C eps).
+    """
+
     def forward(
         self,
         x: Tensor,
-        cos: Tensor,
-        sin: Tensor,
+        turns: tuple[Tensor, Tensor],
         floor: Tensor,
         mask: Tensor | None,
+        is_causal: bool,
         cache: CacheLayer | None,
     ) -> Tensor:
-        """Shape: x (B, C), cos and sin (B or 1, 1, 1, D) -> (B, C)."""
-        H, G, D = self.heads, self.groups, self.dim
-        qkv = multiply(shrink(x, floor), self.qkv, self.qkv_bias).view(-1, H + 2 * G, 1, D)
+        """Shape: x (B * T, C), cosines and sines (B or 1, 1, T, D) -> (B * T, C)."""
+        H, G, D, (cos, sin) = self.heads, self.groups, self.dim, turns
+        T = cos.shape[2]
+        qkv = self.qkv(shrink(x, floor), self.qkv_bias)
+        qkv = qkv.view(-1, T, H + 2 * G, D).transpose(1, 2)  # (B, H + 2 G, T, D)
         qk = qkv.narrow(1, 0, H + G)
         if self.norms:
             qk = (F.rms_norm(qk, (D,), eps=self.eps) * self.scales).to(qkv.dtype)
         qk = torch.addcmul(qk * cos, qk.roll(D // 2, -1), sin)
-        k, v = qk.narrow(1, H, G), qkv.narrow(1, H + G, G)
+        q, k, v = qk.narrow(1, 0, H), qk.narrow(1, H, G), qkv.narrow(1, H + G, G)
         if cache is not None:
             k, v = cache.update(k, v)
-        q = qk.narrow(1, 0, H).view(-1, G, H // G, D)  # those that share a key: rows of one product
-        y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=self.scale)
-        y = y.reshape(x.shape[0], -1)
-        x = multiply(y, self.out, x if self.out_bias is None else x + self.out_bias)
-        h = multiply(shrink(x, floor), self.gate_up, self.gate_up_bias)
-        gate, up = h.chunk(2, -1)
+        if T == 1:  # those that share a key: rows of one product
+            q = q.view(-1, G, H // G, D)
+            y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=self.scale)
+        else:
+            y = attention(q, k, v, mask=mask, is_causal=is_causal, scale=self.scale).transpose(1, 2)
+        y = y.reshape(len(x), -1)
+        x = self.out(y, x if self.out_bias is None else x + self.out_bias)
+        gate, up = self.gate_up(shrink(x, floor), self.gate_up_bias).chunk(2, -1)
         x = x if self.down_bias is None else x + self.down_bias
-        return multiply(F.silu(gate) * up, self.down, x)
+        return self.down(F.silu(gate) * up, x)
 
 
-class PackedLM(CausalLM):
-    """A `CausalLM` for generation only: a packed copy of the weights, same interface and numbers.
-
-    Only steps of one token use it; prompts go through the model's own layers, and the embedding is
-    the model's own. Who trains the model further packs it anew.
-
-    Raises: ValueError for a family whose layers are built otherwise.
-    """
+class _PackedWeights(CausalLM):
+    """The packed layers and head of a model, and the table of turns."""
 
     @torch.no_grad()
     def __init__(self, model: CausalLM) -> None:
@@ -129,7 +178,7 @@ class PackedLM(CausalLM):
         self.model, self.lm_head = model.model, model.lm_head
         self.packed = nn.ModuleList(PackedLayer(layer) for layer in model.model.layers)
         head = model.lm_head.weight * (model.model.norm.weight * c.hidden_size**0.5)
-        self.register_buffer("head", lay_out(head))
+        self.head = PackedMatrix(head)
         floor = torch.tensor((c.hidden_size * c.rms_norm_eps) ** 0.5, device=head.device)
         self.register_buffer("floor", floor)
         known = 1 if model.model.rotary.dynamic else min(c.max_position_embeddings, 4096)
@@ -143,6 +192,23 @@ class PackedLM(CausalLM):
         first, second = rotation.sin.chunk(2, -1)
         return torch.stack((rotation.cos, torch.cat((-first, second), -1)), dim=-2)
 
+    def _turns_at(self, position_ids: Tensor) -> Tensor:
+        """As `turns`, from the table where that is quicker."""
+        unseen = torch.compiler.is_compiling() or position_ids.is_cuda  # reading them would wait
+        if unseen or int(position_ids.max()) >= self.table.shape[1]:
+            return self.turns(position_ids)
+        return self.table[0, position_ids]
+
+
+class PackedLM(_PackedWeights):
+    """A `CausalLM` for generation only: a packed copy of the weights, same interface and numbers.
+
+    Steps of one token use it, and prompts where oneDNN is quicker than the model's own layers. The
+    embedding is the model's own. Who trains the model further packs it anew.
+
+    Raises: ValueError for a family whose layers are built otherwise.
+    """
+
     def run(
         self,
         input_ids: Tensor,
@@ -153,17 +219,14 @@ class PackedLM(CausalLM):
         logits_to_keep: int = 0,
     ) -> Tensor:
         """As `CausalLM.run`."""
-        if input_ids.shape[1] > 1:
+        B, T = input_ids.shape
+        x = self.model.embed_tokens(input_ids).flatten(0, 1)  # (B * T, C)
+        if T > 1 and not self.packed[0].gate_up.takes_rows(x):
             return super().run(input_ids, position_ids, mask, is_causal, cache, logits_to_keep)
-        x = self.model.embed_tokens(input_ids[:, 0])  # (B, C)
-        unseen = torch.compiler.is_compiling() or position_ids.is_cuda  # reading them would wait
-        if unseen or int(position_ids.max()) >= self.table.shape[1]:
-            turns = self.turns(position_ids)
-        else:
-            turns = self.table[0, position_ids]
-        turns = turns.to(product_dtype(self.lm_head.weight))
-        cos, sin = turns[:, :, None].unbind(3)  # (B, 1, 1, D) each
+        turns = self._turns_at(position_ids).to(product_dtype(self.lm_head.weight))
+        turns = turns[:, None].unbind(3)  # (B or 1, 1, T, D) each
         for i, layer in enumerate(self.packed):
-            x = layer(x, cos, sin, self.floor, mask, None if cache is None else cache[i])
-        x = shrink(x, self.floor)
-        return multiply(x, self.head)[:, None]
+            layer_cache = None if cache is None else cache[i]
+            x = layer(x, turns, self.floor, mask, is_causal, layer_cache)
+        x = shrink(x, self.floor).view(B, T, -1)[:, -logits_to_keep:]
+        return self.head(x.flatten(0, 1)).view(B, x.shape[1], -1)

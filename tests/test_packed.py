@@ -1,5 +1,7 @@
 """The packed model gives the logits and the tokens of the model that it was made from."""
 
+import copy
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -8,7 +10,7 @@ from family_checkpoints import make, ragged
 from minillm.config import ModelConfig
 from minillm.generation import generate
 from minillm.model import CausalLM
-from minillm.packed import PackedLM, lay_out, multiply, shrink
+from minillm.packed import PackedLM, PackedMatrix, lay_out, multiply, shrink
 from minillm.pretrained import from_pretrained
 from minillm.sampling import Sampler
 
@@ -52,6 +54,59 @@ def test_a_product_with_halves_is_the_product(rows, shape):
     torch.testing.assert_close(multiply(x, laid), x @ weight.T)
     torch.testing.assert_close(multiply(x, laid, plus), x @ weight.T + plus)
     assert multiply(x, laid).is_contiguous()
+
+
+ONEDNN = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="needs oneDNN")
+
+
+@ONEDNN
+@torch.no_grad()
+def test_many_rows_of_a_large_matrix_take_another_layout():
+    weight, x, plus = torch.randn(520, 512), torch.randn(5, 512), torch.randn(520)
+    matrix, exact = PackedMatrix(weight), x.double() @ weight.double().T
+    for rows, more in ((1, None), (5, None), (5, plus), (5, plus.expand(5, -1))):
+        expected = exact[:rows] if more is None else exact[:rows] + more
+        found = matrix(x[:rows], more)
+        torch.testing.assert_close(found, expected.float(), atol=1e-4, rtol=1e-5)
+        assert found.layout == torch.strided and (matrix.blocked is None) == (rows == 1)
+    twin = copy.deepcopy(matrix)
+    assert torch.equal(twin(x), matrix(x))
+    twin.load_state_dict({"weight": 2 * matrix.weight})  # what was laid out before is stale
+    torch.testing.assert_close(twin(x), 2 * matrix(x))
+    torch.testing.assert_close(matrix.double()(x.double()), exact)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert PackedMatrix(weight)(x).dtype == torch.bfloat16
+    small = PackedMatrix(weight[:8])
+    torch.testing.assert_close(small(x), x @ weight[:8].T)
+    assert small.blocked is None
+
+
+@ONEDNN
+@torch.no_grad()
+@pytest.mark.parametrize("kind", ["llama", "qwen3", "mistral"])
+def test_prompts_and_batches_of_a_wide_model(kind):
+    """Wide enough for the other layout: ragged prompts, long ones, with and without a cache."""
+    window = {"sliding_window": 9} if kind == "mistral" else {}
+    config = ModelConfig(
+        300, 256, 2, 8, 544, num_key_value_heads=2, model_type=kind, initializer_range=0.1, **window
+    )
+    model = CausalLM(config).eval()
+    packed, ids = PackedLM(model), torch.randint(0, 300, (3, 12))
+    mask = torch.ones_like(ids)
+    mask[0, :5] = 0
+    for given in (None, mask):
+        real = mask.bool() if given is not None else mask.bool() | True
+        expected = model(ids, attention_mask=given)
+        found = packed(ids, attention_mask=given)
+        torch.testing.assert_close(found[real], expected[real], atol=1e-4, rtol=1e-4)
+        last = packed(ids, attention_mask=given, logits_to_keep=2)
+        torch.testing.assert_close(last, found[:, -2:])
+        options = {"attention_mask": given, "max_new_tokens": 10, "eos_token_id": None}
+        assert torch.equal(generate(packed, ids, **options), generate(model, ids, **options))
+    assert packed.packed[0].gate_up.blocked is not None
+    cache = packed.make_cache(batch_size=3)
+    pieces = [packed(ids[:, a:b], cache=cache) for a, b in ((0, 7), (7, 11), (11, 12))]
+    torch.testing.assert_close(torch.cat(pieces, 1), packed(ids), atol=1e-4, rtol=1e-4)
 
 
 def test_shrink_is_rms_norm_but_for_a_factor():
