@@ -16,7 +16,8 @@ import sys
 from pathlib import Path
 from typing import Any, NoReturn
 
-from minillm.commands import END, device, language, stories, train
+from minillm.commands import device, train
+from minillm.corpora import END, language, stories
 
 __all__ = ["main", "parser"]
 

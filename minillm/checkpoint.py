@@ -32,9 +32,7 @@ __all__ = [
     "newest_checkpoint",
     "optimizer_tensors",
     "read_state",
-    "rng_state",
     "save_checkpoint",
-    "set_rng_state",
 ]
 
 FORMAT = "minillm checkpoint 1"
@@ -242,22 +240,3 @@ def load_optimizer_tensors(model: nn.Module, optimizer: Any, saved: dict[str, Te
         else:
             value = value.to(p.device if value.dim() or fused else value.device).clone()
         optimizer.state.setdefault(p, {})[key] = value
-
-
-def rng_state(device: torch.device) -> dict[str, Tensor]:
-    """Where torch's random numbers stand, on the CPU and on the device."""
-    state = {"cpu": torch.get_rng_state()}
-    if device.type == "cuda":
-        state["cuda"] = torch.cuda.get_rng_state(device)
-    elif device.type == "mps":
-        state["mps"] = torch.mps.get_rng_state()
-    return state
-
-
-def set_rng_state(state: dict[str, Tensor], device: torch.device) -> None:
-    """Go back to where `rng_state` was called."""
-    torch.set_rng_state(state["cpu"])
-    if device.type == "cuda" and "cuda" in state:
-        torch.cuda.set_rng_state(state["cuda"], device)
-    elif device.type == "mps" and "mps" in state:
-        torch.mps.set_rng_state(state["mps"])

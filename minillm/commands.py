@@ -4,16 +4,14 @@ Written by hand; the pieces are explained in notebooks 02, 09 and 10.
 """
 
 import argparse
-import random
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-__all__ = ["END", "device", "language", "stories", "train"]
+from minillm.corpora import END, documents, is_file, source, stories
 
-END = "<|endoftext|>"
+__all__ = ["device", "train"]
 
 
 def train(a: argparse.Namespace) -> None:
@@ -29,14 +27,13 @@ def train(a: argparse.Namespace) -> None:
         tokenizer = tokenizer or _tokenizer(a.out)
         model, config = _model(a, tokenizer).to(place), _config(a)
         looks: dict[str, Any] = {}
-        if not _is_file(a):
+        if not is_file(a):
             held_out = stories(a.corpus, a.held_out, "held out")
             looks["validate"] = lambda m: {"held_out": evaluate(m, held_out, tokenizer)}
         if not a.quiet:
             looks |= {"sample": lambda m: _early_text(a, m, tokenizer), "on_log": _show}
-        lengths = token_byte_lengths(tokenizer)
-        source = _source(a, tokenizer)
-        trainer = Trainer(model, source, config, token_bytes=lengths, progress=not a.quiet, **looks)
+        looks |= {"token_bytes": token_byte_lengths(tokenizer), "progress": not a.quiet}
+        trainer = Trainer(model, source(a, tokenizer), config, **looks)
         if a.resume:
             found = trainer.resume()
             if first:
@@ -68,7 +65,7 @@ def _prepare(a: argparse.Namespace) -> Any:
     elif a.tokenizer is not None:
         tokenizer = _tokenizer(a.tokenizer)
     else:
-        texts = _documents(a.corpus) if _is_file(a) else stories(a.corpus, 2000, "tokenizer")
+        texts = documents(a.corpus) if is_file(a) else stories(a.corpus, 2000, "tokenizer")
         tokenizer = BPETokenizer.train(texts, a.vocab_size, special_tokens=[END])
     if tokenizer.eos_token_id is None:
         raise ValueError(f"the tokenizer has no end token, such as {END}")
@@ -76,51 +73,11 @@ def _prepare(a: argparse.Namespace) -> Any:
     a.out.mkdir(parents=True, exist_ok=True)
     tokenizer.save(a.out)
     record.begin(a)
-    if _is_file(a) and not (a.resume and (a.out / "tokens.npy").exists()):
-        encoded = (tokenizer.encode_ordinary(text) for text in _documents(a.corpus))
+    if is_file(a) and not (a.resume and (a.out / "tokens.npy").exists()):
+        encoded = (tokenizer.encode_ordinary(text) for text in documents(a.corpus))
         ends = {"vocab_size": tokenizer.vocab_size, "end_id": tokenizer.eos_token_id}
         TokenDataset.write(a.out / "tokens.npy", encoded, **ends)
     return tokenizer
-
-
-def _documents(path: str) -> Iterator[str]:
-    """The documents of a text file, read line by line; empty ones are left out."""
-    lines: list[str] = []
-    with open(path, encoding="utf-8") as file:
-        for line in file:
-            *ended, rest = line.split(END)
-            for piece in ended:
-                if text := "".join([*lines, piece]).strip("\n"):
-                    yield text
-                lines = []
-            lines.append(rest)
-    if rest := "".join(lines).strip("\n"):
-        yield rest
-
-
-def _source(a: argparse.Namespace, tokenizer: Any) -> Any:
-    """Fresh stories, the documents of a file, or random windows of it."""
-    from minillm.train import (
-        DocumentBatches,
-        FileDocuments,
-        StoryDocuments,
-        TokenDataset,
-        WindowBatches,
-    )
-
-    usual = "windows" if _is_file(a) else "packed" if a.compile else "padded"  # packed: one shape
-    layout, end = a.layout or usual, tokenizer.eos_token_id
-    if _is_file(a):
-        data = TokenDataset(a.out / "tokens.npy", end_id=end)
-        if layout == "windows":
-            return WindowBatches(data, a.batch_size, a.context_length, seed=a.seed)
-        documents = FileDocuments(data, seed=a.seed)
-    elif layout == "windows":
-        raise ValueError("stories never end, so there are no windows of them: padded or packed")
-    else:
-        documents = StoryDocuments(language(a.corpus), tokenizer.encode_ordinary, seed=a.seed)
-    sizes = (a.batch_size, a.context_length)
-    return DocumentBatches(documents, *sizes, end_id=end, layout=layout, seed=a.seed)
 
 
 def _model_config(a: argparse.Namespace, tokenizer: Any) -> Any:
@@ -228,23 +185,6 @@ def _show(record: dict[str, Any]) -> None:
     if "sample" in record:
         held_out = f", held out {record['held_out']:.4f}" if "held_out" in record else ""
         tqdm.write(f"step {record['step']}{held_out}: {record['sample']}", sys.stderr)
-
-
-def _is_file(a: argparse.Namespace) -> bool:
-    return a.corpus not in ("stories-en", "stories-zh")
-
-
-def language(corpus: str) -> Any:
-    """The story language of `stories-en` or `stories-zh`."""
-    from minillm.stories import StoryLanguage
-
-    return StoryLanguage(corpus.removeprefix("stories-"))
-
-
-def stories(corpus: str, count: int, purpose: str) -> list[str]:
-    """Stories drawn for one purpose; other purposes and the training draw others."""
-    source = language(corpus)
-    return [source.sample(random.Random(f"{purpose}/{i}")).text for i in range(count)]
 
 
 def _tokenizer(folder: Path) -> Any:

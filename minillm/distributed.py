@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from minillm import checkpoint
 from minillm.checkpoint import CheckpointError
+from minillm.shards import load_parts, save_parts
 
 __all__ = [
     "World",
@@ -166,7 +167,7 @@ def save(
     state = {**state, "processes": here.size, "sharded": is_sharded(model)}
     if state["sharded"]:
         parts = Path(folder) / f".parts-{step:08d}"
-        _save_parts(parts, model, optimizer)
+        save_parts(parts, model, optimizer)
 
         def extra(target: Path) -> None:
             shutil.move(parts, target / "sharded")
@@ -205,7 +206,7 @@ def load(
             f"{path} is {kinds[state['sharded']]}, the model is {kinds[is_sharded(model)]}"
         )
     if state["sharded"]:
-        _load_parts(Path(path) / "sharded", model, optimizer)
+        load_parts(Path(path) / "sharded", model, optimizer)
     else:
         checkpoint.load_model_tensors(model, tensors["model"])
         checkpoint.load_optimizer_tensors(model, optimizer, tensors["optimizer"])
@@ -213,41 +214,6 @@ def load(
     suffix = f".{mine}"
     rng = {k.removesuffix(suffix): t for k, t in tensors["rng"].items() if k.endswith(suffix)}
     return rng, state
-
-
-def _save_parts(parts: Path, model: nn.Module, optimizer: Any) -> None:
-    """Every process writes its shards."""
-    import torch.distributed.checkpoint as dcp
-
-    if world().rank == 0:
-        shutil.rmtree(parts, ignore_errors=True)
-    dist.barrier()
-    tensors = checkpoint.model_tensors(model)
-    moments = checkpoint.optimizer_tensors(model, optimizer)
-    try:
-        dcp.save({"model": tensors, "optimizer": moments}, checkpoint_id=parts)
-    except Exception as error:  # torch wraps what went wrong, a full disk too, in its own types
-        raise CheckpointError(f"could not write the shards in {parts}: {error}") from error
-
-
-def _load_parts(parts: Path, model: nn.Module, optimizer: Any) -> None:
-    """Every process reads its shards, into moments that are made first."""
-    import torch.distributed.checkpoint as dcp
-
-    saved = dcp.FileSystemReader(parts).read_metadata().state_dict_metadata
-    ours: dict[str, dict[str, Tensor]] = {"model": checkpoint.model_tensors(model), "optimizer": {}}
-    for name, p in model.named_parameters():
-        if f"optimizer.{name}/step" in saved:
-            fresh = {"exp_avg": torch.zeros_like(p), "exp_avg_sq": torch.zeros_like(p)}
-            fresh = {"step": torch.zeros(()), **fresh}
-            ours["optimizer"] |= {f"{name}/{key}": value for key, value in fresh.items()}
-    sizes = {f"{part}.{n}": tuple(t.shape) for part in ours for n, t in ours[part].items()}
-    found = {name: tuple(entry.size) for name, entry in saved.items()}
-    wrong = sorted(name for name in sizes | found if sizes.get(name) != found.get(name))
-    if wrong:
-        raise CheckpointError(f"{parts} is of another model; differing: " + ", ".join(wrong))
-    dcp.load(ours, checkpoint_id=parts)
-    checkpoint.load_optimizer_tensors(model, optimizer, ours["optimizer"])
 
 
 def whole_tensors(model: nn.Module) -> dict[str, Tensor]:

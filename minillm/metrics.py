@@ -10,15 +10,19 @@ import math
 import os
 import time
 import warnings
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import nn
 from tqdm import tqdm
 
 from minillm.checkpoint import checkpoints
+from minillm.rng import rng_state, set_rng_state
 
-__all__ = ["Meter", "check_free"]
+__all__ = ["Meter", "check_free", "look_at"]
 
 
 def _append(path: Path, record: dict[str, Any]) -> None:
@@ -95,3 +99,26 @@ def check_free(folder: str | Path, advice: str = "resume it, or give another fol
         found.append(metrics.name)
     if found:
         raise ValueError(f"{folder} holds a run: {advice} (found {' and '.join(found)})")
+
+
+def look_at(
+    model: nn.Module,
+    device: torch.device,
+    validate: Callable[[nn.Module], float | dict[str, float]] | None,
+    sample: Callable[[nn.Module], str] | None,
+) -> dict[str, Any]:
+    """Validation and a sample text; the training goes on as if nobody had looked."""
+    found, rng = {}, rng_state(device)
+    model.eval()
+    try:
+        with torch.no_grad():
+            if validate is not None:
+                value = validate(model)
+                value = value if isinstance(value, dict) else {"validation": value}
+                found |= {name: float(number) for name, number in value.items()}
+            if sample is not None:
+                found["sample"] = sample(model)
+    finally:
+        model.train()
+        set_rng_state(rng, device)
+    return found

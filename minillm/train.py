@@ -24,15 +24,16 @@ from minillm.data import get_batch as get_batch
 from minillm.documents import DocumentBatches as DocumentBatches
 from minillm.documents import FileDocuments as FileDocuments
 from minillm.documents import StoryDocuments as StoryDocuments
-from minillm.documents import evaluate as evaluate
-from minillm.documents import token_byte_lengths as token_byte_lengths
-from minillm.metrics import Meter, check_free
+from minillm.evaluation import evaluate as evaluate
+from minillm.evaluation import token_byte_lengths as token_byte_lengths
+from minillm.loss import accumulate_gradients
+from minillm.loss import cross_entropy as cross_entropy
+from minillm.metrics import Meter, check_free, look_at
 from minillm.optim import AdamW as AdamW
-from minillm.optim import accumulate_gradients
 from minillm.optim import clip_grad_norm as clip_grad_norm
 from minillm.optim import cosine_schedule as cosine_schedule
-from minillm.optim import cross_entropy as cross_entropy
 from minillm.recipe import TrainConfig as TrainConfig
+from minillm.rng import rng_state, set_rng_state
 
 __all__ = [
     "AdamW",
@@ -69,6 +70,10 @@ def _count(targets: Tensor, token_bytes: Tensor | None) -> list[int]:
     return [len(counted), int(token_bytes[counted.to(token_bytes.device)].sum())]
 
 
+def _due(step: int, every: int) -> bool:
+    return every > 0 and step % every == 0
+
+
 class _Run:
     """Model, data, settings, optimizer and random state of a run: saved, and resumed."""
 
@@ -77,10 +82,10 @@ class _Run:
         self.source, self.config = source, config
         self.device, self.world = next(model.parameters()).device, distributed.world()
         self.step, self.tokens, self.begun, self.torn = 0, 0, False, False
-        before = checkpoint.rng_state(self.device)
+        before = rng_state(self.device)
         torch.manual_seed(config.seed + self.world.rank)
-        self.rng = checkpoint.rng_state(self.device)
-        checkpoint.set_rng_state(before, self.device)
+        self.rng = rng_state(self.device)
+        set_rng_state(before, self.device)
         self.forward = distributed.wrap(self.model, config.parallel)
         if self.forward is self.model is not model:
             self.forward = model  # compiled already, in the caller's way
@@ -137,7 +142,7 @@ class _Stepper(_Run):
         """One update; returns summed loss in nats, targets, bytes and the gradient's norm."""
         if self.torn:
             raise RuntimeError(f"step {self.step} was broken off while the weights moved: resume()")
-        before, self.rng = self.source.state_dict(), checkpoint.rng_state(self.device)
+        before, self.rng = self.source.state_dict(), rng_state(self.device)
         try:
             loss, targets, num_bytes, norm = self._gradients()
             sound = math.isfinite(loss) and math.isfinite(norm)
@@ -173,35 +178,8 @@ class _Stepper(_Run):
     def _undo(self, source: dict[str, Any]) -> None:
         """As if the step had not begun."""
         self.optimizer.zero_grad()
-        checkpoint.set_rng_state(self.rng, self.device)
+        set_rng_state(self.rng, self.device)
         self.source.load_state_dict(source)
-
-
-def _look(
-    model: nn.Module,
-    device: torch.device,
-    validate: Callable[[nn.Module], float | dict[str, float]] | None,
-    sample: Callable[[nn.Module], str] | None,
-) -> dict[str, Any]:
-    """Validation and a sample text; the training goes on as if nobody had looked."""
-    found, rng = {}, checkpoint.rng_state(device)
-    model.eval()
-    try:
-        with torch.no_grad():
-            if validate is not None:
-                value = validate(model)
-                value = value if isinstance(value, dict) else {"validation": value}
-                found |= {name: float(number) for name, number in value.items()}
-            if sample is not None:
-                found["sample"] = sample(model)
-    finally:
-        model.train()
-        checkpoint.set_rng_state(rng, device)
-    return found
-
-
-def _due(step: int, every: int) -> bool:
-    return every > 0 and step % every == 0
 
 
 class Trainer(_Stepper):
@@ -240,7 +218,7 @@ class Trainer(_Stepper):
         if config.folder and not self.begun:
             check_free(config.folder)
         self.begun = True
-        checkpoint.set_rng_state(self.rng, self.device)
+        set_rng_state(self.rng, self.device)
         self.model.train()
         meter = Meter(self, last)
         try:
@@ -248,13 +226,13 @@ class Trainer(_Stepper):
                 meter.add(*self.one_step())
                 done = self.step == last
                 if look := done or _due(self.step, config.validate_every):
-                    meter.extra |= _look(self.model, self.device, self.validate, self.sample)
+                    meter.extra |= look_at(self.model, self.device, self.validate, self.sample)
                 if look or _due(self.step, config.log_every):
                     meter.write()
                 if config.folder and (done or _due(self.step, config.checkpoint_every)):
-                    self.rng = checkpoint.rng_state(self.device)
+                    self.rng = rng_state(self.device)
                     self.save(must=done)
         finally:  # after an error or Ctrl-C too: the bar ends, and `train` may be called again
             meter.bar.close()
-            self.rng = checkpoint.rng_state(self.device)
+            self.rng = rng_state(self.device)
         return self.history

@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from minillm.commands import stories
+from minillm.corpora import stories
 from minillm.generation import generate
 from minillm.packed import PackedLM
 from minillm.pretrained import from_pretrained

@@ -12,10 +12,10 @@ import torch
 from safetensors.torch import load_file
 from tokenizer_folders import write
 
-from minillm import commands
+from minillm import commands, corpora
 from minillm.__main__ import main
 from minillm.checkpoint import newest_checkpoint
-from minillm.commands import END, stories
+from minillm.corpora import END, stories
 from minillm.generation import generate
 from minillm.pretrained import from_pretrained, load_tokenizer
 from minillm.stories import StoryLanguage
@@ -337,4 +337,4 @@ def test_the_module_runs():
 def test_documents_of_a_text_file_are_read_without_empty_ones(tmp_path):
     path = tmp_path / "text.txt"
     path.write_text("<|endoftext|>one\nmore<|endoftext|>\n\n<|endoftext|>two\n", encoding="utf-8")
-    assert list(commands._documents(str(path))) == ["one\nmore", "two"]
+    assert list(corpora.documents(str(path))) == ["one\nmore", "two"]

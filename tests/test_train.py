@@ -26,7 +26,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from minillm import checkpoint, distributed, metrics
+from minillm import checkpoint, distributed, metrics, rng
 from minillm.checkpoint import (
     CheckpointError,
     load_checkpoint,
@@ -35,7 +35,8 @@ from minillm.checkpoint import (
 )
 from minillm.data import check_settings
 from minillm.documents import pad_rows
-from minillm.optim import MuonAdamW, accumulate_gradients, decay_groups
+from minillm.loss import accumulate_gradients
+from minillm.optim import MuonAdamW, decay_groups
 from minillm.train import (
     AdamW,
     DocumentBatches,
@@ -1484,12 +1485,12 @@ def test_random_numbers_of_a_mac(monkeypatch):
     monkeypatch.setattr(torch.mps, "get_rng_state", lambda: kept[-1])
     monkeypatch.setattr(torch.mps, "set_rng_state", kept.append)
     device = torch.device("mps")
-    state = checkpoint.rng_state(device)
+    state = rng.rng_state(device)
     assert torch.equal(state["mps"], kept[0]) and torch.equal(state["cpu"], torch.get_rng_state())
     kept.append(torch.zeros(3, dtype=torch.uint8))
-    checkpoint.set_rng_state(state, device)
+    rng.set_rng_state(state, device)
     assert torch.equal(kept[-1], kept[0])
-    checkpoint.set_rng_state({"cpu": state["cpu"]}, device)  # as older versions wrote it
+    rng.set_rng_state({"cpu": state["cpu"]}, device)  # as older versions wrote it
     assert len(kept) == 3
 
 

@@ -1,0 +1,71 @@
+"""What `python -m minillm train` reads: fresh stories, or the documents of a text file.
+
+Written by hand; the pieces are explained in notebooks 01 and 09.
+"""
+
+import argparse
+import random
+from collections.abc import Iterator
+from typing import Any
+
+__all__ = ["END", "documents", "is_file", "language", "source", "stories"]
+
+END = "<|endoftext|>"
+
+
+def is_file(a: argparse.Namespace) -> bool:
+    """Whether --corpus names a file, and not the stories."""
+    return a.corpus not in ("stories-en", "stories-zh")
+
+
+def language(corpus: str) -> Any:
+    """The story language of `stories-en` or `stories-zh`."""
+    from minillm.stories import StoryLanguage
+
+    return StoryLanguage(corpus.removeprefix("stories-"))
+
+
+def stories(corpus: str, count: int, purpose: str) -> list[str]:
+    """Stories drawn for one purpose; other purposes and the training draw others."""
+    told = language(corpus)
+    return [told.sample(random.Random(f"{purpose}/{i}")).text for i in range(count)]
+
+
+def documents(path: str) -> Iterator[str]:
+    """The documents of a text file, read line by line; empty ones are left out."""
+    lines: list[str] = []
+    with open(path, encoding="utf-8") as file:
+        for line in file:
+            *ended, rest = line.split(END)
+            for piece in ended:
+                if text := "".join([*lines, piece]).strip("\n"):
+                    yield text
+                lines = []
+            lines.append(rest)
+    if rest := "".join(lines).strip("\n"):
+        yield rest
+
+
+def source(a: argparse.Namespace, tokenizer: Any) -> Any:
+    """Fresh stories, the documents of a file, or random windows of it."""
+    from minillm.train import (
+        DocumentBatches,
+        FileDocuments,
+        StoryDocuments,
+        TokenDataset,
+        WindowBatches,
+    )
+
+    usual = "windows" if is_file(a) else "packed" if a.compile else "padded"  # packed: one shape
+    layout, end = a.layout or usual, tokenizer.eos_token_id
+    if is_file(a):
+        data = TokenDataset(a.out / "tokens.npy", end_id=end)
+        if layout == "windows":
+            return WindowBatches(data, a.batch_size, a.context_length, seed=a.seed)
+        documents = FileDocuments(data, seed=a.seed)
+    elif layout == "windows":
+        raise ValueError("stories never end, so there are no windows of them: padded or packed")
+    else:
+        documents = StoryDocuments(language(a.corpus), tokenizer.encode_ordinary, seed=a.seed)
+    sizes = (a.batch_size, a.context_length)
+    return DocumentBatches(documents, *sizes, end_id=end, layout=layout, seed=a.seed)
