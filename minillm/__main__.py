@@ -86,6 +86,12 @@ def _train_options(one: argparse.ArgumentParser) -> None:
     )
     one.add_argument("--tokenizer", type=Path, help="folder of a tokenizer to use (else: train)")
     one.add_argument("--vocab-size", type=int, default=1024)
+    one.add_argument(
+        "--init-from",
+        type=Path,
+        help="folder of a saved model to start from, with its tokenizer; the options of the model"
+        " then say nothing",
+    )
     model = one.add_argument_group("model")
     model.add_argument("--family", default="llama", help="llama, qwen3, gpt2, ...")
     model.add_argument("--hidden-size", type=int, default=128)

@@ -62,14 +62,16 @@ def _prepare(a: argparse.Namespace) -> Any:
         record.check_same(a)
     if a.resume and (a.out / "tokenizer.json").exists():
         tokenizer = _tokenizer(a.out)
-    elif a.tokenizer is not None:
-        tokenizer = _tokenizer(a.tokenizer)
+    elif a.tokenizer is not None or a.init_from is not None:
+        tokenizer = _tokenizer(a.tokenizer or a.init_from)
     else:
         texts = documents(a.corpus) if is_file(a) else stories(a.corpus, 2000, "tokenizer")
         tokenizer = BPETokenizer.train(texts, a.vocab_size, special_tokens=[END])
     if tokenizer.eos_token_id is None:
         raise ValueError(f"the tokenizer has no end token, such as {END}")
-    check_savable(_model_config(a, tokenizer))  # rather now than after the training
+    config = _model_config(a, tokenizer)
+    _check_fit(config, a, tokenizer)
+    check_savable(config)  # rather now than after the training
     a.out.mkdir(parents=True, exist_ok=True)
     tokenizer.save(a.out)
     record.begin(a)
@@ -82,7 +84,10 @@ def _prepare(a: argparse.Namespace) -> Any:
 
 def _model_config(a: argparse.Namespace, tokenizer: Any) -> Any:
     from minillm.config import ModelConfig
+    from minillm.files import read_json
 
+    if a.init_from is not None:
+        return ModelConfig.from_dict(read_json(a.init_from / "config.json"))
     end = tokenizer.eos_token_id
     return ModelConfig(
         model_type=a.family,
@@ -101,9 +106,25 @@ def _model_config(a: argparse.Namespace, tokenizer: Any) -> Any:
     )
 
 
-def _model(a: argparse.Namespace, tokenizer: Any) -> Any:
-    from minillm.model import CausalLM
+def _check_fit(config: Any, a: argparse.Namespace, tokenizer: Any) -> None:
+    """Raises: ValueError if ids or positions of the training are not the model's."""
+    if tokenizer.vocab_size > config.vocab_size:
+        sizes = f"{tokenizer.vocab_size:,} tokens, the model knows {config.vocab_size:,}"
+        raise ValueError(f"the tokenizer has {sizes}")
+    limit = config.max_position_embeddings
+    if not config.family.rotary and a.context_length > limit:
+        raise ValueError(f"--context-length {a.context_length}: the model has {limit} positions")
 
+
+def _model(a: argparse.Namespace, tokenizer: Any) -> Any:
+    """A fresh model of the options, or the one of --init-from, in float32."""
+    import torch
+
+    from minillm.model import CausalLM
+    from minillm.pretrained import from_pretrained
+
+    if a.init_from is not None:
+        return from_pretrained(a.init_from, dtype=torch.float32)[0]
     return CausalLM(_model_config(a, tokenizer), seed=a.seed)
 
 
@@ -137,9 +158,10 @@ def _finish(
 
     from minillm import distributed, record
     from minillm.checkpoint import load_model_tensors
+    from minillm.model import CausalLM
     from minillm.pretrained import save_pretrained
 
-    model = _model(a, tokenizer)
+    model = CausalLM(trainer.model.config)
     load_model_tensors(model, tensors)
     model.to(getattr(torch, a.save_dtype))  # the checkpoints beside it stay as they were trained
     save_pretrained(model, tokenizer, a.out)
@@ -155,12 +177,13 @@ def _early_text(a: argparse.Namespace, model: Any, tokenizer: Any) -> str:
     """A text of the model now; of a sharded one by a whole copy in process 0: all must call it."""
     from minillm import distributed
     from minillm.checkpoint import load_model_tensors
+    from minillm.model import CausalLM
 
     if distributed.is_sharded(model):
         tensors, place = distributed.whole_tensors(model), next(model.parameters()).device
         if distributed.world().rank > 0:
             return ""
-        model = _model(a, tokenizer).to(place).eval()
+        model = CausalLM(model.config).to(place).eval()
         load_model_tensors(model, tensors)
     return _sample(model, tokenizer, a.seed)
 

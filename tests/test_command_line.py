@@ -89,6 +89,38 @@ def test_a_wrapped_tokenizer_trains_and_goes_on_with_a_prompt(tmp_path, capsys):
     assert capsys.readouterr().out == f"A cat{tokenizer.decode_bytes(ids).decode()}\n"
 
 
+def test_training_starts_from_a_saved_model(trained, tmp_path, capsys):
+    """With its shape, weights and tokenizer: at rate 0 nothing moves, else the loss goes on."""
+    still, moved = tmp_path / "still", tmp_path / "moved"
+    options = ["--init-from", trained, *SMALL, "--hidden-size", 64, "--steps", 2]
+    assert run("train", "--out", still, "--lr", 0, *options[:-2], "--steps", 1, "--lr", 0) == 0
+    before, after = (load_file(f / "model.safetensors") for f in (trained, still))
+    assert all(torch.equal(before[name], after[name]) for name in before | after)
+    assert (still / "tokenizer.json").read_bytes() == (trained / "tokenizer.json").read_bytes()
+    assert run("train", "--out", moved, *options) == 0
+    records = [json.loads(line) for line in (moved / "metrics.jsonl").read_text().splitlines()]
+    start = json.loads((trained / "run.json").read_text())
+    assert records[-1]["held_out"] < start["held_out"]
+    asked = json.loads((moved / "run.json").read_text())["options"]
+    assert asked["init_from"] == str(trained)
+    assert run("train", "--out", moved, "--resume", *options[2:]) == 1
+    assert "init_from" in capsys.readouterr().err
+
+
+def test_what_does_not_fit_the_model_to_start_from(trained, tmp_path, capsys):
+    options = ["--init-from", trained, "--steps", 1, *SMALL]
+    large = tmp_path / "large"
+    BPETokenizer.train(stories("stories-en", 300, "x"), 1100, special_tokens=[END]).save(large)
+    assert run("train", "--out", tmp_path / "o", "--tokenizer", large, *options) == 1
+    assert "1,100 tokens, the model knows 1,000" in capsys.readouterr().err
+    gpt2 = tmp_path / "gpt2"
+    assert run("train", "--out", gpt2, "--family", "gpt2", "--steps", 1, *SMALL) == 0
+    options[1] = gpt2
+    assert run("train", "--out", tmp_path / "o", "--context-length", 600, *options) == 1
+    assert "--context-length 600: the model has 512 positions" in capsys.readouterr().err
+    assert not (tmp_path / "o").exists()
+
+
 def test_a_folder_without_a_tokenizer_is_named(tmp_path, capsys):
     assert run("train", "--out", tmp_path / "o", "--tokenizer", tmp_path, "--steps", 2, *SMALL) == 1
     assert f"{tmp_path} has no tokenizer.json" in capsys.readouterr().err
