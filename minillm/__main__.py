@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 from minillm.commands import device, train
 from minillm.corpora import END, language, stories
 
-__all__ = ["main", "parser"]
+__all__ = ["main", "parser", "run"]
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -62,10 +62,10 @@ def source(a: argparse.Namespace, tokenizer: Any) -> Any:
         data = TokenDataset(a.out / "tokens.npy", end_id=end)
         if layout == "windows":
             return WindowBatches(data, a.batch_size, a.context_length, seed=a.seed)
-        documents = FileDocuments(data, seed=a.seed)
+        texts = FileDocuments(data, seed=a.seed)
     elif layout == "windows":
         raise ValueError("stories never end, so there are no windows of them: padded or packed")
     else:
-        documents = StoryDocuments(language(a.corpus), tokenizer.encode_ordinary, seed=a.seed)
+        texts = StoryDocuments(language(a.corpus), tokenizer.encode_ordinary, seed=a.seed)
     sizes = (a.batch_size, a.context_length)
-    return DocumentBatches(documents, *sizes, end_id=end, layout=layout, seed=a.seed)
+    return DocumentBatches(texts, *sizes, end_id=end, layout=layout, seed=a.seed)

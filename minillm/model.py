@@ -222,17 +222,8 @@ def product_dtype(weight: Tensor) -> torch.dtype:
     return weight.dtype
 
 
-class CausalLM(_Scoring):
-    """The whole model: ids in, a score for every possible next token out.
-
-    Weights are drawn with `seed`: normal with `initializer_range`, the layers' output projections
-    smaller by sqrt(2 layers), so that the sum over layers keeps its size.
-    Source: Radford et al. 2019, section 2.3.
-    """
-
-    def __getstate__(self) -> dict[str, Any]:
-        # a compiled step reads the weights of this model, not those of its copy
-        return {name: value for name, value in vars(self).items() if name != "compiled_run"}
+class _Counted(_Scoring):
+    """What the model costs: numbers to learn, operations a token."""
 
     def num_parameters(self) -> int:
         """Trainable numbers; a matrix shared by embedding and head counts once."""
@@ -252,6 +243,19 @@ class CausalLM(_Scoring):
             key, value = c.qk_nope_head_dim + c.qk_rope_head_dim, c.v_head_dim
         reading = c.num_hidden_layers * c.num_attention_heads * (key + value) * context_length
         return 2 * (linear + reading)
+
+
+class CausalLM(_Counted):
+    """The whole model: ids in, a score for every possible next token out.
+
+    Weights are drawn with `seed`: normal with `initializer_range`, the layers' output projections
+    smaller by sqrt(2 layers), so that the sum over layers keeps its size.
+    Source: Radford et al. 2019, section 2.3.
+    """
+
+    def __getstate__(self) -> dict[str, Any]:
+        # a compiled step reads the weights of this model, not those of its copy
+        return {name: value for name, value in vars(self).items() if name != "compiled_run"}
 
     def make_cache(
         self,

@@ -72,7 +72,7 @@ class PackedMatrix(nn.Module):
             return multiply(x, self.weight, plus)
         if self.blocked is None:
             with torch.inference_mode(False), torch.no_grad():
-                self.blocked = self.weight.flatten(0, 1).clone().to_mkldnn()
+                self.blocked = self.weight.flatten(0, 1).to_mkldnn()
         y = F.linear(x.to_mkldnn(), self.blocked).to_dense()
         return y if plus is None else y + plus
 

@@ -178,18 +178,8 @@ class _Prunable(_Trainable):
         return BPETokenizer(ranks, self.pattern, special, added_tokens=added, **options), old_ids
 
 
-class BPETokenizer(_Prunable):
-    """Byte-pair encoding in which ranks are ids, as in tiktoken: a lower rank is merged earlier.
-
-    Args:
-        ranks, special_tokens, added_tokens, bos_token, eos_token, pad_token: see `Vocabulary`.
-        pattern: the regular expression that cuts text into words.
-        add_bos: `encode` puts the begin token first.
-        normalizer: "NFC" composes characters before encoding, so decoding returns composed text.
-        chat_template: a Jinja2 template for `apply_chat_template`.
-    Raises: ValueError as `Vocabulary`, for a bad pattern, an unknown normalizer, or a begin token
-        to be added when there is none.
-    """
+class _Exchanged(_Prunable):
+    """Chats, and the same tokenizer in other libraries."""
 
     def apply_chat_template(
         self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True
@@ -202,6 +192,32 @@ class BPETokenizer(_Prunable):
 
         text = render_chat(self, messages, add_generation_prompt=add_generation_prompt)
         return self._encode_named(text, "all")
+
+    def to_tiktoken(self) -> "tiktoken.Encoding":
+        """The same tokenizer in the native library tiktoken (warns where tiktoken may differ)."""
+        from minillm import tokenizer_interchange
+
+        return tokenizer_interchange.to_tiktoken(self)
+
+    def to_hf(self) -> "tokenizers.Tokenizer":
+        """The same tokenizer in the native library tokenizers."""
+        from minillm import tokenizer_interchange
+
+        return tokenizer_interchange.to_hf(self)
+
+
+class BPETokenizer(_Exchanged):
+    """Byte-pair encoding in which ranks are ids, as in tiktoken: a lower rank is merged earlier.
+
+    Args:
+        ranks, special_tokens, added_tokens, bos_token, eos_token, pad_token: see `Vocabulary`.
+        pattern: the regular expression that cuts text into words.
+        add_bos: `encode` puts the begin token first.
+        normalizer: "NFC" composes characters before encoding, so decoding returns composed text.
+        chat_template: a Jinja2 template for `apply_chat_template`.
+    Raises: ValueError as `Vocabulary`, for a bad pattern, an unknown normalizer, or a begin token
+        to be added when there is none.
+    """
 
     def save(self, directory: str | Path) -> None:
         """Write `tokenizer.json` and `tokenizer_config.json`, which Hugging Face reads."""
@@ -234,15 +250,3 @@ class BPETokenizer(_Prunable):
         from minillm import tokenizer_files
 
         return cls(tokenizer_files.read_tiktoken(Path(path)), pattern, special_tokens)
-
-    def to_tiktoken(self) -> "tiktoken.Encoding":
-        """The same tokenizer in the native library tiktoken (warns where tiktoken may differ)."""
-        from minillm import tokenizer_interchange
-
-        return tokenizer_interchange.to_tiktoken(self)
-
-    def to_hf(self) -> "tokenizers.Tokenizer":
-        """The same tokenizer in the native library tokenizers."""
-        from minillm import tokenizer_interchange
-
-        return tokenizer_interchange.to_hf(self)
