@@ -92,6 +92,18 @@ def _train_options(one: argparse.ArgumentParser) -> None:
         help="folder of a saved model to start from, with its tokenizer; the options of the model"
         " then say nothing",
     )
+    one.add_argument(
+        "--deck-cards",
+        type=int,
+        help="tell the stories with so few names, animals, colours and things, so that what does"
+        " not come twice is seen (default: with all)",
+    )
+    one.add_argument("--deck-stories", type=int, default=16000, help="other cards after so many")
+    one.add_argument(
+        "--exact-targets",
+        action="store_true",
+        help="where a story draws a card, learn the probabilities of all and not the one drawn",
+    )
     model = one.add_argument_group("model")
     model.add_argument("--family", default="llama", help="llama, qwen3, gpt2, ...")
     model.add_argument("--hidden-size", type=int, default=128)

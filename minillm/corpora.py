@@ -48,6 +48,8 @@ def documents(path: str) -> Iterator[str]:
 
 def source(a: argparse.Namespace, tokenizer: Any) -> Any:
     """Fresh stories, the documents of a file, or random windows of it."""
+    from minillm.decks import DeckDocuments
+    from minillm.exact import ExactBatches
     from minillm.train import (
         DocumentBatches,
         FileDocuments,
@@ -57,7 +59,11 @@ def source(a: argparse.Namespace, tokenizer: Any) -> Any:
     )
 
     usual = "windows" if is_file(a) else "packed" if a.compile else "padded"  # packed: one shape
-    layout, end = a.layout or usual, tokenizer.eos_token_id
+    layout, end, encode = a.layout or usual, tokenizer.eos_token_id, tokenizer.encode_ordinary
+    if a.deck_cards is not None and is_file(a):
+        raise ValueError("--deck-cards is for stories, not for a text file")
+    if a.exact_targets and (is_file(a) or a.deck_cards is not None):
+        raise ValueError("--exact-targets is for stories told with all cards")
     if is_file(a):
         data = TokenDataset(a.out / "tokens.npy", end_id=end)
         if layout == "windows":
@@ -65,7 +71,11 @@ def source(a: argparse.Namespace, tokenizer: Any) -> Any:
         texts = FileDocuments(data, seed=a.seed)
     elif layout == "windows":
         raise ValueError("stories never end, so there are no windows of them: padded or packed")
+    elif a.deck_cards is not None:
+        lang, few = a.corpus.removeprefix("stories-"), (a.deck_cards, a.deck_stories)
+        texts = DeckDocuments(lang, encode, cards=few[0], stories=few[1], seed=a.seed)
     else:
-        texts = StoryDocuments(language(a.corpus), tokenizer.encode_ordinary, seed=a.seed)
+        texts = StoryDocuments(language(a.corpus), encode, seed=a.seed)
     sizes = (a.batch_size, a.context_length)
-    return DocumentBatches(texts, *sizes, end_id=end, layout=layout, seed=a.seed)
+    batches = DocumentBatches(texts, *sizes, end_id=end, layout=layout, seed=a.seed)
+    return ExactBatches(batches, language(a.corpus), tokenizer) if a.exact_targets else batches

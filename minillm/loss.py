@@ -26,15 +26,19 @@ def cross_entropy(
 ) -> Tensor:
     """Negative log-likelihood of the targets in nats, in float32 (float64 if the logits are).
 
-    `mean` divides by the number of targets that count; if none does, there is nothing to learn: 0.
+    Targets are ids, or probabilities of all ids, whose expected loss is taken; a row of zeros does
+    not count. `mean` divides by the number of targets that count; if none does, there is nothing to
+    learn: 0.
 
-    Shape: logits (..., V), targets (...) -> scalar.
-    Raises: ValueError for shapes that do not fit; on the CPU, for targets outside the vocabulary;
-        TypeError for logits that are no tensor.
+    Shape: logits (..., V), targets (...) or, of floating point, (..., V) -> scalar.
+    Raises: ValueError for shapes that do not fit; on the CPU, for targets outside the vocabulary
+        and for probabilities that are none; TypeError for logits that are no tensor.
     """
     if not isinstance(logits, Tensor):
         kind = type(logits).__name__
         raise TypeError(f"the model must return its logits (B, T, V), a tensor, not a {kind}")
+    if targets.is_floating_point() and logits.shape == targets.shape:
+        return _expected_loss(logits, targets, reduction)
     if logits.shape[:-1] != targets.shape:
         raise ValueError(f"logits {tuple(logits.shape)} do not fit targets {tuple(targets.shape)}")
     logits, targets = logits.reshape(-1, logits.shape[-1]), targets.reshape(-1).long()
@@ -47,6 +51,20 @@ def cross_entropy(
         total = _HalfPrecisionLoss.apply(logits, targets, ignore_index)
     else:
         total = F.cross_entropy(logits, targets, ignore_index=ignore_index, reduction="sum")
+    return total if reduction == "sum" else total / counted.sum().clamp(min=1)
+
+
+def _expected_loss(logits: Tensor, probs: Tensor, reduction: str) -> Tensor:
+    """The loss of targets that are known by their probabilities."""
+    logits = logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits
+    logits, probs = logits.reshape(-1, logits.shape[-1]), probs.reshape(-1, logits.shape[-1])
+    sums = probs.sum(-1)
+    counted = sums != 0
+    if probs.device.type == "cpu" and not (
+        (probs >= 0).all() and torch.allclose(sums[counted], sums.new_ones(()), atol=1e-3)
+    ):
+        raise ValueError("targets of floating point are probabilities: from 0, of sum 1 (or all 0)")
+    total = F.cross_entropy(logits, probs.to(logits.dtype), reduction="sum")
     return total if reduction == "sum" else total / counted.sum().clamp(min=1)
 
 

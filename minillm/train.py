@@ -63,7 +63,10 @@ def _share(batch: tuple[Tensor, Tensor], world: distributed.World) -> tuple[Tens
 
 
 def _count(targets: Tensor, token_bytes: Tensor | None) -> list[int]:
-    """Targets that count, and the bytes of text they stand for."""
+    """Targets that count, and the bytes of text they stand for, or are expected to."""
+    if targets.is_floating_point():  # probabilities (B, T, V)
+        num_bytes = 0 if token_bytes is None else (targets @ token_bytes.to(targets)).sum()
+        return [int((targets.sum(-1) != 0).sum()), round(float(num_bytes))]
     counted = targets[targets != -100]
     if token_bytes is None:
         return [len(counted), 0]

@@ -107,6 +107,36 @@ def test_training_starts_from_a_saved_model(trained, tmp_path, capsys):
     assert "init_from" in capsys.readouterr().err
 
 
+@pytest.fixture(scope="module")
+def plain(trained, tmp_path_factory):
+    """The weights of four steps on stories as they are."""
+    out = tmp_path_factory.mktemp("plain")
+    assert run("train", "--out", out, "--tokenizer", trained, "--steps", 4, *SMALL) == 0
+    return load_file(out / "model.safetensors")
+
+
+@pytest.mark.parametrize("asked", [["--deck-cards", 4, "--deck-stories", 8], ["--exact-targets"]])
+def test_stories_told_otherwise_are_trained_on_and_resumed(trained, plain, asked, tmp_path, capsys):
+    """Cut off after two of four steps and resumed: the weights of a run that was not."""
+    options = ["--tokenizer", trained, "--checkpoint-every", 2, "--steps", 4, *SMALL]
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    assert run("train", "--out", whole, *options, *asked) == 0
+    shutil.copytree(whole, cut)
+    shutil.rmtree(cut / "step-00000004")
+    (cut / "model.safetensors").unlink()
+    assert run("train", "--out", cut, "--resume", *options, *asked) == 0
+    first, again = (load_file(folder / "model.safetensors") for folder in (whole, cut))
+    assert all(torch.equal(first[name], again[name]) for name in first | again)
+    assert any(not torch.equal(first[name], plain[name]) for name in first)
+    capsys.readouterr()
+    assert run("train", "--out", cut, "--resume", *options) == 1
+    assert asked[0].removeprefix("--").replace("-", "_") in capsys.readouterr().err
+    if len(asked) > 2:
+        shutil.rmtree(cut / "step-00000004")
+        assert run("train", "--out", cut, "--resume", *options, *asked[:-1], 9) == 1
+        assert "stories: saved 8, now 9" in capsys.readouterr().err
+
+
 def test_what_does_not_fit_the_model_to_start_from(trained, tmp_path, capsys):
     options = ["--init-from", trained, "--steps", 1, *SMALL]
     large = tmp_path / "large"
@@ -326,6 +356,10 @@ def test_eval_prints_what_it_measured(trained, capsys):
         (["train", "--out", "RUN", "--steps", 1], "holds a run: give --resume"),
         (["train", "--out", "NEW", "--layout", "windows"], "no windows"),
         (["train", "--out", "NEW", "--corpus", "nowhere.txt"], "nowhere.txt"),
+        (["train", "--out", "NEW", "--corpus", __file__, "--deck-cards", 4], "is for stories"),
+        (["train", "--out", "NEW", "--deck-cards", 2], "decks of 2 cards"),
+        (["train", "--out", "NEW", "--corpus", __file__, "--exact-targets"], "is for stories"),
+        (["train", "--out", "NEW", "--deck-cards", 4, "--exact-targets"], "told with all cards"),
         (["train", "--out", "NEW", "--context-length", 20], "does not fit rows of 20"),
         (["train", "--out", "NEW", "--family", "mamba"], "mamba"),
         (["train", "--out", "NEW", "--steps", 0], "counts from 1"),

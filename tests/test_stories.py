@@ -12,6 +12,7 @@ from importlib.resources import files
 
 import pytest
 
+from minillm.decks import DECKS, DeckDocuments, fewer_cards
 from minillm.grammar import Choice, Copy, Draw
 from minillm.ngram import NGramModel, bits_per_byte
 from minillm.stories import StoryLanguage, read_notation
@@ -384,3 +385,36 @@ def test_speed():
         assert all(math.isfinite(language.score(text)) for text in texts)
         reading.append(time.process_time() - started)
     assert 500 / min(writing) > 3000 and 500 / min(reading) > 1000
+
+
+@each
+def test_small_decks_keep_the_rules_and_some_of_the_cards(lang):
+    source = (files("minillm") / "grammars" / f"{lang}.txt").read_text(encoding="utf-8")
+    few = StoryLanguage(lang, grammar=fewer_cards(source, 4, random.Random(1))).grammar
+    whole = LANGUAGES[lang].grammar
+    assert few.rules == whole.rules and list(few.pools) == list(whole.pools)
+    for name, pool in few.pools.items():
+        assert len(pool) == (4 if name in DECKS else len(whole.pools[name]))
+        assert all(card in whole.pools[name] for card in pool)
+    all_cards = StoryLanguage(lang, grammar=fewer_cards(source, 99, random.Random(1)))
+    assert all_cards.entropy() == pytest.approx(LANGUAGES[lang].entropy(), rel=1e-12)
+
+
+@each
+def test_the_cards_of_a_deck_change_after_its_stories(lang):
+    stream = DeckDocuments(lang, list, cards=3, stories=5, seed=2)
+    decks = []
+    for deck in (0, 1, 2, 1, 0):
+        texts = [stream.text(i) for i in range(5 * deck, 5 * deck + 5)]
+        assert all(stream.language.score(text) > -math.inf for text in texts)
+        assert all(LANGUAGES[lang].score(text) > -math.inf for text in texts)
+        decks.append([[card[""] for card in stream.language.grammar.pools[name]] for name in DECKS])
+    assert decks[0] == decks[4] and decks[1] == decks[3]  # whatever was read before
+    assert decks[0] != decks[1] != decks[2] != decks[0]
+    other = DeckDocuments(lang, list, cards=3, stories=5, seed=3)
+    assert other.text(0) != stream.text(0)
+    with pytest.raises(ValueError, match="decks of 2 cards for 5 stories"):
+        DeckDocuments(lang, list, cards=2, stories=5)
+    state = stream.state_dict()
+    with pytest.raises(ValueError, match="cards: saved 3, now 4"):
+        DeckDocuments(lang, list, cards=4, stories=5, seed=2).load_state_dict(state)
