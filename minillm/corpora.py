@@ -72,10 +72,10 @@ def source(a: argparse.Namespace, tokenizer: Any) -> Any:
     elif layout == "windows":
         raise ValueError("stories never end, so there are no windows of them: padded or packed")
     elif a.deck_cards is not None:
-        lang, few = a.corpus.removeprefix("stories-"), (a.deck_cards, a.deck_stories)
-        texts = DeckDocuments(lang, encode, cards=few[0], stories=few[1], seed=a.seed)
+        few = {"cards": a.deck_cards, "stories": a.deck_stories}
+        texts = DeckDocuments(a.corpus.removeprefix("stories-"), encode, **few, seed=a.seed)
     else:
         texts = StoryDocuments(language(a.corpus), encode, seed=a.seed)
     sizes = (a.batch_size, a.context_length)
     batches = DocumentBatches(texts, *sizes, end_id=end, layout=layout, seed=a.seed)
-    return ExactBatches(batches, language(a.corpus), tokenizer) if a.exact_targets else batches
+    return ExactBatches(batches, texts.language, tokenizer) if a.exact_targets else batches
