@@ -2,10 +2,7 @@
 
     OMP_NUM_THREADS=1 python benchmarks/decode.py            # the two shapes at batch 1 and 8
     OMP_NUM_THREADS=1 python benchmarks/decode.py --compile  # with torch.compile as well (minutes)
-    TORCHINDUCTOR_FREEZING=1 OMP_NUM_THREADS=1 python benchmarks/decode.py --frozen
 
-The last one compiles the model that is not packed, with its weights as constants, which torch does
-when that variable is set; each cache would be compiled anew, so one is reset and used again.
 Each round times every contender once, in turn. Printed are medians, the ratio to the better one of
 transformers' dynamic and static cache, and which share of the memory bandwidth it takes to read all
 weights once a token.
@@ -14,8 +11,6 @@ weights once a token.
 from __future__ import annotations
 
 import argparse
-import copy
-import os
 import statistics
 import tempfile
 import time
@@ -47,22 +42,6 @@ def bandwidth(size: int = 2**28) -> float:
     return best
 
 
-def frozen(model, ids, new):
-    """Generation by the compiled model with one static cache."""
-    model = copy.deepcopy(model)  # what is compiled stays with the model
-    model.compiled_run = torch.compile(model.run, dynamic=False, mode="max-autotune")
-    room = ids.shape[1] + new
-    cache = model.make_cache("static", batch_size=len(ids), max_length=room)
-
-    def run():
-        cache.reset()
-        return generate(
-            model, ids, max_new_tokens=new, eos_token_id=None, cache=cache, compile=True
-        )
-
-    return run
-
-
 def contenders(theirs, ours, packed, ids, new, args):
     options = {"max_new_tokens": new, "min_new_tokens": new, "do_sample": False, "pad_token_id": 0}
 
@@ -78,8 +57,6 @@ def contenders(theirs, ours, packed, ids, new, args):
         "minillm": us(ours),
         "minillm, packed": us(packed),
     }
-    if args.frozen:
-        found["minillm, frozen"] = frozen(ours, ids, new)
     if args.compile:
         found["minillm, packed, compiled"] = us(packed, cache="static", compile=True)
     return found
@@ -102,13 +79,10 @@ def measure(runs, rounds):
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--compile", action="store_true")
-    parser.add_argument("--frozen", action="store_true")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--prompt", type=int, default=128)
     parser.add_argument("--new", type=int, default=128)
     args = parser.parse_args()
-    if args.frozen and os.environ.get("TORCHINDUCTOR_FREEZING") != "1":
-        parser.error("--frozen needs TORCHINDUCTOR_FREEZING=1, before torch is loaded")
     torch.set_num_threads(1)
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()

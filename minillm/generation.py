@@ -172,6 +172,7 @@ def compiled_step(model: CausalLM, cache: KVCache | str | None) -> Callable[...,
         )
     if not hasattr(model, "compiled_run"):
         model.compiled_run = torch.compile(model.run, dynamic=False)
+    model.before_compiling()
 
     def step(ids: Tensor, *, attention_mask: Tensor | None, cache: KVCache, **_: Any) -> Tensor:
         positions, mask, is_causal = model.model.prepare(ids, attention_mask, None, cache)

@@ -257,6 +257,9 @@ class CausalLM(_Counted):
         # a compiled step reads the weights of this model, not those of its copy
         return {name: value for name, value in vars(self).items() if name != "compiled_run"}
 
+    def before_compiling(self) -> None:
+        """Lay out what `run` needs when compiled: here nothing."""
+
     def make_cache(
         self,
         kind: str = "dynamic",

@@ -14,8 +14,19 @@ from torch import Tensor, nn
 from minillm.attention import attention
 from minillm.cache import CacheLayer, KVCache
 from minillm.model import CausalLM, product_dtype
+from minillm.panels import MOST_ROWS, panel_product, settled, step_attention, to_panels
 
-__all__ = ["PACKABLE", "PackedLM", "PackedLayer", "PackedMatrix", "lay_out", "multiply", "shrink"]
+__all__ = [
+    "PACKABLE",
+    "PackedLM",
+    "PackedLayer",
+    "PackedMatrix",
+    "lay_out",
+    "multiply",
+    "row_lengths",
+    "shrink",
+    "shrunk_product",
+]
 
 PACKABLE = ("llama", "mistral", "qwen2", "qwen3")
 
@@ -49,13 +60,29 @@ class PackedMatrix(nn.Module):
     """A matrix W for products `x @ W.T + plus`: the routine depends on how many rows x has.
 
     One row goes by `multiply`. More rows of a large float32 matrix on a CPU go to oneDNN, in a copy
-    laid out for it, which is made when it is first needed.
+    laid out for it, which is made when it is first needed. A compiler gets sums over a third
+    layout (`minillm.panels`), once `lay_out_panels` was called.
     """
 
     def __init__(self, weight: Tensor) -> None:
         super().__init__()
         self.register_buffer("weight", lay_out(weight))
         self.blocked: Tensor | None = None
+        self.panels: Tensor | None = None
+
+    def lay_out_panels(self) -> None:
+        """Make the layout for a compiler, where it is of use: on a CPU, in a dtype that sums."""
+        w = self.weight
+        if self.panels is None and w.device.type == "cpu" and w.dtype in MOST_ROWS:
+            with torch.inference_mode(False), torch.no_grad():
+                self.panels = to_panels(w.flatten(0, 1))
+
+    def takes_panels(self, x: Tensor) -> bool:
+        """Whether a compiler gets sums for x (N, in)."""
+        if not torch.compiler.is_compiling() or self.panels is None:
+            return False
+        same = x.dtype == self.panels.dtype and not torch.is_autocast_enabled("cpu")
+        return same and len(x) <= MOST_ROWS[x.dtype]
 
     def takes_rows(self, x: Tensor) -> bool:
         """Whether oneDNN's layout is the quicker one for x (N, in) with N > 1."""
@@ -68,31 +95,51 @@ class PackedMatrix(nn.Module):
 
     def forward(self, x: Tensor, plus: Tensor | None = None) -> Tensor:
         """Shape: x (N, in), plus (N, out) or (out,) -> (N, out)."""
-        if not self.takes_rows(x):
+        if self.takes_panels(x):
+            y = panel_product(x, self.panels, self.weight.shape[0] * self.weight.shape[1])
+        elif not self.takes_rows(x):
             return multiply(x, self.weight, plus)
-        if self.blocked is None:
-            with torch.inference_mode(False), torch.no_grad():
-                self.blocked = self.weight.flatten(0, 1).to_mkldnn()
-        y = F.linear(x.to_mkldnn(), self.blocked).to_dense()
+        else:
+            if self.blocked is None:
+                with torch.inference_mode(False), torch.no_grad():
+                    self.blocked = self.weight.flatten(0, 1).to_mkldnn()
+            y = F.linear(x.to_mkldnn(), self.blocked).to_dense()
         return y if plus is None else y + plus
 
     def _apply(self, *args: Any, **kwargs: Any) -> "PackedMatrix":
-        self.blocked = None  # it would keep its old dtype and device
+        self.blocked = self.panels = None  # they would keep their old dtype and device
         return super()._apply(*args, **kwargs)
 
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
-        self.blocked = None
+        self.blocked = self.panels = None
         super()._load_from_state_dict(*args, **kwargs)
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "blocked": None}  # such a layout can be neither copied nor saved
+    def __getstate__(self) -> dict[str, Any]:  # oneDNN's layout can be neither copied nor saved
+        return {**vars(self), "blocked": None, "panels": None}
+
+
+def row_lengths(x: Tensor, floor: Tensor) -> Tensor:
+    """sqrt(|x|^2 + floor^2) of each row, at least in float32. Shape: (N, C) -> (N, 1)."""
+    wide = torch.promote_types(x.dtype, torch.float32)
+    return torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=wide).hypot(floor)
 
 
 def shrink(x: Tensor, floor: Tensor) -> Tensor:
     """x / sqrt(|x|^2 + floor^2), row by row: RMSNorm but for a constant factor."""
-    wide = torch.promote_types(x.dtype, torch.float32)
-    length = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=wide)
-    return (x / length.hypot(floor)).to(x.dtype)
+    return (x / row_lengths(x, floor)).to(x.dtype)
+
+
+def shrunk_product(
+    matrix: PackedMatrix, x: Tensor, floor: Tensor, plus: Tensor | None = None
+) -> Tensor:
+    """`shrink(x) @ W.T + plus`. A compiler's sums are divided at their end, once for each row.
+
+    Shape: x (N, in), plus (N, out) or (out,) -> (N, out).
+    """
+    if not matrix.takes_panels(x):
+        return matrix(shrink(x, floor), plus)
+    y = (matrix(x) / settled(row_lengths(x, floor))).to(x.dtype)
+    return y if plus is None else y + plus
 
 
 class _PackedProducts(nn.Module):
@@ -144,7 +191,7 @@ class PackedLayer(_PackedProducts):
         """Shape: x (B * T, C), cosines and sines (B or 1, 1, T, D) -> (B * T, C)."""
         H, G, D, (cos, sin) = self.heads, self.groups, self.dim, turns
         T = cos.shape[2]
-        qkv = self.qkv(shrink(x, floor), self.qkv_bias)
+        qkv = shrunk_product(self.qkv, x, floor, self.qkv_bias)
         qkv = qkv.view(-1, T, H + 2 * G, D).transpose(1, 2)  # (B, H + 2 G, T, D)
         qk = qkv.narrow(1, 0, H + G)
         if self.norms:
@@ -155,12 +202,15 @@ class PackedLayer(_PackedProducts):
             k, v = cache.update(k, v)
         if T == 1:  # those that share a key: rows of one product
             q = q.view(-1, G, H // G, D)
-            y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=self.scale)
+            if self.out.takes_panels(x) and H // G * D <= 256:  # sums that registers can hold
+                y = step_attention(q, k, v, mask, self.scale)
+            else:
+                y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=self.scale)
         else:
             y = attention(q, k, v, mask=mask, is_causal=is_causal, scale=self.scale).transpose(1, 2)
         y = y.reshape(len(x), -1)
         x = self.out(y, x if self.out_bias is None else x + self.out_bias)
-        gate, up = self.gate_up(shrink(x, floor), self.gate_up_bias).chunk(2, -1)
+        gate, up = shrunk_product(self.gate_up, x, floor, self.gate_up_bias).chunk(2, -1)
         x = x if self.down_bias is None else x + self.down_bias
         return self.down(F.silu(gate) * up, x)
 
@@ -228,5 +278,11 @@ class PackedLM(_PackedWeights):
         for i, layer in enumerate(self.packed):
             layer_cache = None if cache is None else cache[i]
             x = layer(x, turns, self.floor, mask, is_causal, layer_cache)
-        x = shrink(x, self.floor).view(B, T, -1)[:, -logits_to_keep:]
-        return self.head(x.flatten(0, 1)).view(B, x.shape[1], -1)
+        x = x.view(B, T, -1)[:, -logits_to_keep:]
+        return shrunk_product(self.head, x.flatten(0, 1), self.floor).view(B, x.shape[1], -1)
+
+    def before_compiling(self) -> None:
+        """Lay all matrices out in panels, beside their other form: as much memory again."""
+        for part in self.modules():
+            if isinstance(part, PackedMatrix):
+                part.lay_out_panels()

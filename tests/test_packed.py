@@ -1,6 +1,8 @@
 """The packed model gives the logits and the tokens of the model that it was made from."""
 
 import copy
+import pickle
+import shutil
 
 import pytest
 import torch
@@ -11,6 +13,7 @@ from minillm.config import ModelConfig
 from minillm.generation import generate
 from minillm.model import CausalLM
 from minillm.packed import PackedLM, PackedMatrix, lay_out, multiply, shrink
+from minillm.panels import MOST_ROWS, panel_product, step_attention, to_panels
 from minillm.pretrained import from_pretrained
 from minillm.sampling import Sampler
 
@@ -190,3 +193,108 @@ def test_generation_under_autocast(name, tmp_path):
         last = packed(rows[:, -1:], cache=cache)[:, -1]
         whole = model(rows)[:, -1]
     assert (last - whole).abs().max() < 0.05 * whole.abs().max()
+
+
+@pytest.mark.parametrize("rows", [1, 2, 16])
+@pytest.mark.parametrize("outputs", [16, 64, 97, 131])
+def test_a_product_with_panels_is_the_product(rows, outputs):
+    weight, x = torch.randn(outputs, 40), torch.randn(40, rows).t()  # rows that are not contiguous
+    panels = to_panels(weight)
+    assert panels.shape[1:] == (40, 16) and 0 <= 16 * len(panels) - outputs < 64
+    found = panel_product(x, panels, outputs)
+    torch.testing.assert_close(found, (x.double() @ weight.double().T).float())
+    half = panel_product(x.bfloat16(), panels.bfloat16(), outputs)
+    exact = x.bfloat16().double() @ weight.bfloat16().double().T
+    assert half.dtype == torch.bfloat16  # one rounding, at the end
+    torch.testing.assert_close(half, exact.bfloat16(), atol=1e-2, rtol=2**-7)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize(("queries", "dim"), [(1, 16), (3, 20)])
+def test_attention_as_sums_is_attention(queries, dim, masked, dtype):
+    q = torch.randn(2, 3, queries, dim, dtype=dtype)
+    k, v = torch.randn(2, 2, 3, 9, dim, dtype=dtype)
+    mask = torch.rand(2, 1, 1, 9) > 0.4 if masked else None
+    wide = F.scaled_dot_product_attention(q.double(), k.double(), v.double(), mask, scale=0.3)
+    found = step_attention(q, k, v, mask, 0.3)
+    torch.testing.assert_close(found, wide.to(dtype))
+
+
+def recorded(packed):
+    """The graphs that a compiler gets for this model; nothing is compiled."""
+    graphs = []
+
+    def keep(graph, _):
+        graphs.append(graph)
+        return graph.forward
+
+    torch._dynamo.reset()
+    packed.compiled_run = torch.compile(packed.run, dynamic=False, backend=keep)
+    return graphs
+
+
+def names_of(graphs):
+    return [getattr(node.target, "__name__", node.target) for g in graphs for node in g.graph.nodes]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_compiler_gets_sums_and_the_same_tokens(name, tmp_path):
+    model, packed = both(name, tmp_path)
+    ids, mask, _ = ragged()
+    options = {"attention_mask": mask, "max_new_tokens": 12, "cache": "static"}
+    graphs = recorded(packed)
+    found = generate(packed, ids, compile=True, **options)
+    assert torch.equal(found, generate(model, ids, **options))
+    names = names_of(graphs)
+    assert len(graphs) == 1 and "as_strided" in names
+    assert not {"linear", "addmm", "scaled_dot_product_attention"} & set(names)
+
+
+@torch.no_grad()
+def test_what_has_no_panels_is_compiled_as_before():
+    """Many rows, bfloat16 with several, float64, autocast: products by `linear`."""
+    model = small()
+    for rows, dtype in ((17, torch.float32), (2, torch.bfloat16), (1, torch.float64)):
+        packed = PackedLM(model.to(dtype))
+        graphs, ids = recorded(packed), torch.randint(1, 97, (rows, 5))
+        options = {"max_new_tokens": 4, "cache": "static", "eos_token_id": None}
+        found = generate(packed, ids, compile=True, **options)
+        assert torch.equal(found, generate(packed, ids, **options))
+        assert "linear" in names_of(graphs)
+        assert (packed.head.panels is None) == (dtype not in MOST_ROWS)
+    packed = PackedLM(model.float())
+    graphs = recorded(packed)
+    with torch.autocast("cpu", torch.bfloat16):
+        generate(packed, ids, compile=True, **options)
+    assert "linear" in names_of(graphs)
+
+
+@torch.no_grad()
+def test_panels_follow_their_matrix():
+    matrix = PackedMatrix(torch.randn(32, 8))
+    matrix.lay_out_panels()
+    kept = matrix.panels
+    matrix.lay_out_panels()
+    assert matrix.panels is kept
+    assert pickle.loads(pickle.dumps(matrix)).panels is None and matrix.panels is kept
+    matrix.load_state_dict({"weight": 2 * matrix.weight})
+    assert matrix.panels is None
+    matrix.lay_out_panels()
+    assert torch.equal(matrix.panels, 2 * kept)
+    assert matrix.bfloat16().panels is None
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler")
+@pytest.mark.parametrize("rows", [1, 2])
+def test_compiled_sums_give_the_same_tokens(rows):
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    config = ModelConfig(97, 32, 1, 4, 48, num_key_value_heads=2, initializer_range=0.1)
+    model = CausalLM(config).eval()
+    packed, ids = PackedLM(model), torch.randint(1, 97, (rows, 5))
+    options = {"max_new_tokens": 12, "cache": "static", "eos_token_id": None}
+    found = generate(packed, ids, compile=True, **options)
+    assert torch.equal(found, generate(model, ids, **options))
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
+    assert not torch._dynamo.utils.counters["graph_break"]
