@@ -79,6 +79,8 @@ def measure(runs, rounds):
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--compile", action="store_true")
+    parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=list(SHAPES))
+    parser.add_argument("--batches", nargs="+", type=int, default=[1, 8])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--prompt", type=int, default=128)
     parser.add_argument("--new", type=int, default=128)
@@ -89,8 +91,8 @@ def main() -> None:
     rate = bandwidth()
     print(f"torch {torch.__version__}, transformers {transformers.__version__}, 1 thread, float32")
     print(f"memory bandwidth of one thread: {rate / 1e9:.1f} GB/s\n")
-    for name, sizes in SHAPES.items():
-        shape = dict(zip(KEYS, sizes, strict=True))
+    for name in args.shapes:
+        shape = dict(zip(KEYS, SHAPES[name], strict=True))
         more = {"max_position_embeddings": 1024, "bos_token_id": 0, "eos_token_id": None}
         config = transformers.LlamaConfig(**shape, **more, initializer_range=0.1)
         torch.manual_seed(0)
@@ -99,7 +101,7 @@ def main() -> None:
             theirs.save_pretrained(folder)
             ours, _ = from_pretrained(folder)
         packed = PackedLM(ours)
-        for batch in (1, 8):
+        for batch in args.batches:
             ids = torch.randint(1, shape["vocab_size"], (batch, args.prompt))
             runs = contenders(theirs, ours, packed, ids, args.new, args)
             seconds = measure(runs, args.rounds)

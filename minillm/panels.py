@@ -39,8 +39,8 @@ def panel_product(x: Tensor, panels: Tensor, outputs: int) -> Tensor:
     together = 4 if len(x) <= 4 else 2 if len(x) <= 8 else 1  # at most 16 sums of 16 at a time
     parts = panels.float().chunk(together)
     columns = settled(x.float().t())  # (in, B): what a weight is multiplied by lies together
-    rows = [torch.cat([(p * c[:, None]).sum(1) for p in parts]) for c in columns.unbind(1)]
-    return settled(torch.stack(rows).flatten(1).to(x.dtype))[:, :outputs]
+    sums = [(part * column[:, None]).sum(1) for column in columns.unbind(1) for part in parts]
+    return settled(torch.cat(sums).view(len(x), -1).to(x.dtype))[:, :outputs]
 
 
 def step_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float) -> Tensor:
@@ -55,5 +55,6 @@ def step_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: 
         scores = scores.masked_fill(~mask, -torch.inf)
     weights = settled((scores - scores.amax(-1, keepdim=True)).exp())  # (B, G, R, S)
     pieces = v.split(PANEL, -1)
-    sums = [torch.cat([(p * w[..., None]).sum(2) for p in pieces], -1) for w in weights.unbind(2)]
-    return (torch.stack(sums, 2) / weights.sum(-1, keepdim=True)).to(dtype)
+    sums = [(p * w[..., None]).sum(2) for w in weights.unbind(2) for p in pieces]
+    total = weights.sum(-1, keepdim=True)
+    return (torch.cat(sums, -1).unflatten(-1, q.shape[2:]) / total).to(dtype)

@@ -286,13 +286,12 @@ def test_panels_follow_their_matrix():
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler")
-@pytest.mark.parametrize("rows", [1, 2])
-def test_compiled_sums_give_the_same_tokens(rows):
+def test_compiled_sums_give_the_same_tokens():
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
     config = ModelConfig(97, 32, 1, 4, 48, num_key_value_heads=2, initializer_range=0.1)
     model = CausalLM(config).eval()
-    packed, ids = PackedLM(model), torch.randint(1, 97, (rows, 5))
+    packed, ids = PackedLM(model), torch.randint(1, 97, (2, 5))
     options = {"max_new_tokens": 12, "cache": "static", "eos_token_id": None}
     found = generate(packed, ids, compile=True, **options)
     assert torch.equal(found, generate(model, ids, **options))
