@@ -18,7 +18,7 @@ lab: $(READY)    ## open the course in JupyterLab
 	$(BIN)/jupyter lab notebooks
 
 test: $(READY)   ## all unit tests and every cell of every notebook
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 build: $(READY)  ## notebooks -> package
 	$(BIN)/python tools/build.py build
