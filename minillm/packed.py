@@ -56,19 +56,23 @@ def multiply(x: Tensor, weight: Tensor, plus: Tensor | None = None) -> Tensor:
     return F.linear(x, flat) if plus is None else torch.addmm(plus, x, flat.t())
 
 
-class PackedMatrix(nn.Module):
-    """A matrix W for products `x @ W.T + plus`: the routine depends on how many rows x has.
-
-    One row goes by `multiply`. More rows of a large float32 matrix on a CPU go to oneDNN, in a copy
-    laid out for it, which is made when it is first needed. A compiler gets sums over a third
-    layout (`minillm.panels`), once `lay_out_panels` was called.
-    """
+class _Layouts(nn.Module):
+    """A matrix, and the other layouts of it that were asked for; they go when it changes."""
 
     def __init__(self, weight: Tensor) -> None:
         super().__init__()
         self.register_buffer("weight", lay_out(weight))
+        self._forget()
+
+    def _forget(self) -> None:
         self.blocked: Tensor | None = None
         self.panels: Tensor | None = None
+
+    def lay_out_blocks(self) -> None:
+        """Make oneDNN's layout."""
+        if self.blocked is None:
+            with torch.inference_mode(False), torch.no_grad():
+                self.blocked = self.weight.flatten(0, 1).to_mkldnn()
 
     def lay_out_panels(self) -> None:
         """Make the layout for a compiler, where it is of use: on a CPU, in a dtype that sums."""
@@ -76,6 +80,26 @@ class PackedMatrix(nn.Module):
         if self.panels is None and w.device.type == "cpu" and w.dtype in MOST_ROWS:
             with torch.inference_mode(False), torch.no_grad():
                 self.panels = to_panels(w.flatten(0, 1))
+
+    def _apply(self, *args: Any, **kwargs: Any) -> "_Layouts":
+        self._forget()  # they would keep their old dtype and device
+        return super()._apply(*args, **kwargs)
+
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        self._forget()
+        super()._load_from_state_dict(*args, **kwargs)
+
+    def __getstate__(self) -> dict[str, Any]:  # oneDNN's layout can be neither copied nor saved
+        return {**vars(self), "blocked": None, "panels": None}
+
+
+class PackedMatrix(_Layouts):
+    """A matrix W for products `x @ W.T + plus`: the routine depends on how many rows x has.
+
+    One row goes by `multiply`. More rows of a large float32 matrix on a CPU go to oneDNN, in a copy
+    laid out for it, which is made when it is first needed. A compiler gets sums over a third
+    layout (`minillm.panels`), once `lay_out_panels` was called.
+    """
 
     def takes_panels(self, x: Tensor) -> bool:
         """Whether a compiler gets sums for x (N, in)."""
@@ -96,26 +120,13 @@ class PackedMatrix(nn.Module):
     def forward(self, x: Tensor, plus: Tensor | None = None) -> Tensor:
         """Shape: x (N, in), plus (N, out) or (out,) -> (N, out)."""
         if self.takes_panels(x):
-            y = panel_product(x, self.panels, self.weight.shape[0] * self.weight.shape[1])
-        elif not self.takes_rows(x):
-            return multiply(x, self.weight, plus)
-        else:
-            if self.blocked is None:
-                with torch.inference_mode(False), torch.no_grad():
-                    self.blocked = self.weight.flatten(0, 1).to_mkldnn()
+            y = panel_product(x, self.panels, self.weight.shape[:2].numel())
+        elif self.takes_rows(x):
+            self.lay_out_blocks()
             y = F.linear(x.to_mkldnn(), self.blocked).to_dense()
+        else:
+            return multiply(x, self.weight, plus)
         return y if plus is None else y + plus
-
-    def _apply(self, *args: Any, **kwargs: Any) -> "PackedMatrix":
-        self.blocked = self.panels = None  # they would keep their old dtype and device
-        return super()._apply(*args, **kwargs)
-
-    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
-        self.blocked = self.panels = None
-        super()._load_from_state_dict(*args, **kwargs)
-
-    def __getstate__(self) -> dict[str, Any]:  # oneDNN's layout can be neither copied nor saved
-        return {**vars(self), "blocked": None, "panels": None}
 
 
 def row_lengths(x: Tensor, floor: Tensor) -> Tensor:

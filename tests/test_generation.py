@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from family_checkpoints import make, ragged
+from recording import counting_compiler
 
 from minillm.config import ModelConfig
 from minillm.generation import generate, speculative_generate, stream_text
@@ -290,18 +291,6 @@ def test_a_copy_of_a_compiled_model_computes_with_its_own_weights():
     found = generate(other, prompt, compile=True, **options)
     assert torch.equal(found, generate(model(seed=1), prompt, max_new_tokens=8))
     torch.save(m, io.BytesIO())
-
-
-def counting_compiler():
-    """The graphs that were compiled so far, and the backend that notes them: no C++ needed."""
-    graphs = []
-
-    def counting(graph, _):
-        graphs.append(graph)
-        return graph.forward
-
-    torch._dynamo.reset()
-    return graphs, counting
 
 
 def test_prompts_of_nearly_one_length_share_what_is_compiled():

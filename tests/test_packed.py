@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from family_checkpoints import make, ragged
+from recording import counting_compiler
 
 from minillm.config import ModelConfig
 from minillm.generation import generate
@@ -223,14 +224,8 @@ def test_attention_as_sums_is_attention(queries, dim, masked, dtype):
 
 def recorded(packed):
     """The graphs that a compiler gets for this model; nothing is compiled."""
-    graphs = []
-
-    def keep(graph, _):
-        graphs.append(graph)
-        return graph.forward
-
-    torch._dynamo.reset()
-    packed.compiled_run = torch.compile(packed.run, dynamic=False, backend=keep)
+    graphs, counting = counting_compiler()
+    packed.compiled_run = torch.compile(packed.run, dynamic=False, backend=counting)
     return graphs
 
 
@@ -268,6 +263,17 @@ def test_what_has_no_panels_is_compiled_as_before():
     with torch.autocast("cpu", torch.bfloat16):
         generate(packed, ids, compile=True, **options)
     assert "linear" in names_of(graphs)
+
+
+@torch.no_grad()
+def test_a_compiler_gets_attention_whole_where_registers_would_not_hold_its_sums():
+    config = ModelConfig(97, 32, 1, 8, 48, num_key_value_heads=1, head_dim=64)
+    packed, ids = PackedLM(CausalLM(config).eval()), torch.randint(1, 97, (2, 5))
+    graphs, options = recorded(packed), {"max_new_tokens": 4, "eos_token_id": None}
+    found = generate(packed, ids, cache="static", compile=True, **options)
+    assert torch.equal(found, generate(packed, ids, **options))
+    names = names_of(graphs)
+    assert "scaled_dot_product_attention" in names and "linear" not in names
 
 
 @torch.no_grad()
