@@ -17,7 +17,7 @@ from minillm.sampling import GREEDY, Sampler
 from minillm.speculative import speculative_generate as speculative_generate
 from minillm.stopping import FROM_CONFIG, Stops, check_prompt
 
-__all__ = ["compiled_step", "generate", "speculative_generate", "stream_text"]
+__all__ = ["FUSED", "compiled_step", "generate", "speculative_generate", "stream_text"]
 
 
 def _draws(
@@ -160,6 +160,9 @@ def stream_text(
         yield held
 
 
+FUSED = {"cpp.enable_floating_point_contract_flag": "fast"}  # a * b + c in one instruction
+
+
 def compiled_step(model: CausalLM, cache: KVCache | str | None) -> Callable[..., Tensor]:
     """The model for one new token, compiled once for a cache whose shapes never change.
 
@@ -171,7 +174,7 @@ def compiled_step(model: CausalLM, cache: KVCache | str | None) -> Callable[...,
             "compile=True needs cache='static': a growing cache would be compiled anew"
         )
     if not hasattr(model, "compiled_run"):
-        model.compiled_run = torch.compile(model.run, dynamic=False)
+        model.compiled_run = torch.compile(model.run, dynamic=False, options=FUSED)
     model.before_compiling()
 
     def step(ids: Tensor, *, attention_mask: Tensor | None, cache: KVCache, **_: Any) -> Tensor:

@@ -18,6 +18,7 @@ from minillm.panels import MOST_ROWS, panel_product, settled, step_attention, to
 
 __all__ = [
     "PACKABLE",
+    "SLAB",
     "PackedLM",
     "PackedLayer",
     "PackedMatrix",
@@ -183,7 +184,35 @@ class _PackedProducts(nn.Module):
         self.register_buffer("scales", scales)
 
 
-class PackedLayer(_PackedProducts):
+SLAB = 256  # rows that go through the products after attention together
+
+
+class _PackedParts(_PackedProducts):
+    """What a layer does with queries, keys and values, and what it does afterwards."""
+
+    def attend(
+        self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_causal: bool
+    ) -> Tensor:
+        """Shape: q (B, H, T, D), k and v (B, G, S, D) -> (B * T, H * D)."""
+        B, _, T, D = q.shape
+        if T > 1:
+            y = attention(q, k, v, mask=mask, is_causal=is_causal, scale=self.scale).transpose(1, 2)
+            return y.reshape(B * T, -1)
+        q = q.view(B, self.groups, -1, D)  # those that share a key: rows of one product
+        if self.out.takes_panels(q[:, 0, 0]) and q[0, 0].numel() <= 256:  # registers hold its sums
+            return step_attention(q, k, v, mask, self.scale).reshape(B, -1)
+        y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=self.scale)
+        return y.reshape(B, -1)
+
+    def finish(self, y: Tensor, x: Tensor, floor: Tensor) -> Tensor:
+        """What attention read, and the feed-forward block. Shape: (N, H * D), (N, C) -> (N, C)."""
+        x = self.out(y, x if self.out_bias is None else x + self.out_bias)
+        gate, up = shrunk_product(self.gate_up, x, floor, self.gate_up_bias).chunk(2, -1)
+        x = x if self.down_bias is None else x + self.down_bias
+        return self.down(F.silu(gate) * up, x)
+
+
+class PackedLayer(_PackedParts):
     """One decoder layer in four products: qkv, out, gate and up, down.
 
     The weight of a norm multiplies its output, so it can as well multiply the next matrix, and so
@@ -201,9 +230,8 @@ class PackedLayer(_PackedProducts):
     ) -> Tensor:
         """Shape: x (B * T, C), cosines and sines (B or 1, 1, T, D) -> (B * T, C)."""
         H, G, D, (cos, sin) = self.heads, self.groups, self.dim, turns
-        T = cos.shape[2]
         qkv = shrunk_product(self.qkv, x, floor, self.qkv_bias)
-        qkv = qkv.view(-1, T, H + 2 * G, D).transpose(1, 2)  # (B, H + 2 G, T, D)
+        qkv = qkv.view(-1, cos.shape[2], H + 2 * G, D).transpose(1, 2)  # (B, H + 2 G, T, D)
         qk = qkv.narrow(1, 0, H + G)
         if self.norms:
             qk = (F.rms_norm(qk, (D,), eps=self.eps) * self.scales).to(qkv.dtype)
@@ -211,19 +239,11 @@ class PackedLayer(_PackedProducts):
         q, k, v = qk.narrow(1, 0, H), qk.narrow(1, H, G), qkv.narrow(1, H + G, G)
         if cache is not None:
             k, v = cache.update(k, v)
-        if T == 1:  # those that share a key: rows of one product
-            q = q.view(-1, G, H // G, D)
-            if self.out.takes_panels(x) and H // G * D <= 256:  # sums that registers can hold
-                y = step_attention(q, k, v, mask, self.scale)
-            else:
-                y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=self.scale)
-        else:
-            y = attention(q, k, v, mask=mask, is_causal=is_causal, scale=self.scale).transpose(1, 2)
-        y = y.reshape(len(x), -1)
-        x = self.out(y, x if self.out_bias is None else x + self.out_bias)
-        gate, up = shrunk_product(self.gate_up, x, floor, self.gate_up_bias).chunk(2, -1)
-        x = x if self.down_bias is None else x + self.down_bias
-        return self.down(F.silu(gate) * up, x)
+        y = self.attend(q, k, v, mask, is_causal)
+        if len(x) <= SLAB:
+            return self.finish(y, x, floor)
+        slabs = zip(y.split(SLAB), x.split(SLAB), strict=True)
+        return torch.cat([self.finish(*slab, floor) for slab in slabs])
 
 
 class _PackedWeights(CausalLM):
@@ -264,7 +284,7 @@ class _PackedWeights(CausalLM):
 class PackedLM(_PackedWeights):
     """A `CausalLM` for generation only: a packed copy of the weights, same interface and numbers.
 
-    Steps of one token use it, and prompts where oneDNN is quicker than the model's own layers. The
+    Steps of one token use it, and prompts where oneDNN's layout is of use. The
     embedding is the model's own. Who trains the model further packs it anew.
 
     Raises: ValueError for a family whose layers are built otherwise.

@@ -17,7 +17,7 @@ MOST_ROWS = {torch.float32: 16, torch.bfloat16: 1}  # with more of them `linear`
 
 
 def to_panels(weight: Tensor) -> Tensor:
-    """W in panels of 16 outputs, zeros at the end; their number is a multiple of four.
+    """W in panels of 16 outputs, padded with zeros to a multiple of four panels.
 
     Shape: (out, in) -> (panels, in, 16).
     """
