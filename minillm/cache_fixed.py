@@ -60,8 +60,9 @@ class _Slots(CacheLayer):
 
 
 class StaticLayer(_Slots):
-    """Buffers of `max_length` slots, always returned whole: no shape ever changes.
+    """Buffers of `max_length` slots; a step of one token gets them whole: no shape ever changes.
 
+    Several tokens at once (a prompt) get the filled slots only, unless a compiler is at work.
     The position is a tensor, shared by the layers of a cache and moved on by the last, so that a
     compiled step neither waits for its value nor is compiled anew for it; `length` is for the world
     outside. A compiled step cannot check for overflow: ask `reach` before it.
@@ -71,16 +72,15 @@ class StaticLayer(_Slots):
         return self._store.position + torch.arange(num_new, device=self.device)
 
     def key_positions(self, num_new: int) -> Tensor:
-        if not torch.compiler.is_compiling():
-            self.reach(num_new)
-        slots = torch.arange(self.max_length, device=self.device)
+        end = self.max_length if torch.compiler.is_compiling() else self.reach(num_new)
+        slots = torch.arange(self.max_length if num_new == 1 else end, device=self.device)
         return torch.where(slots < self._store.position + num_new, slots, -1)
 
     def update(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         keys, values = self.admit(keys, values)
         T = keys.shape[2]
         if torch.compiler.is_compiling():
-            slots, self._length = self.query_positions(T), None
+            slots, self._length, end = self.query_positions(T), None, self.max_length
         else:
             start, end = self.length, self.reach(T)
             slots, self._length = torch.arange(start, end, device=self.device), end
@@ -90,7 +90,7 @@ class StaticLayer(_Slots):
             buffer.index_copy_(2, slots, new)
         if self._last is None:
             self._store.position.add_(T)
-        return self._buffers
+        return self._buffers if T == 1 else tuple(b[:, :, :end] for b in self._buffers)
 
     def fork(self) -> "StaticLayer":
         twin = copy.copy(self)

@@ -194,6 +194,20 @@ def test_padding_is_never_read():
 
 
 @torch.no_grad()
+def test_a_static_cache_gives_a_prompt_no_empty_slots_and_a_step_all_of_them():
+    m, a = model(), ids()
+    cache = m.make_cache("static", batch_size=2, max_length=40)
+    pieces = []
+    for start, end, read in ((0, 5, 5), (5, 8, 8), (8, 9, 40)):
+        _, mask, is_causal = m.model.prepare(a[:, start:end], None, None, cache)
+        assert (mask is None and is_causal) if start == 0 else mask.shape == (end - start, read)
+        pieces.append(m(a[:, start:end], cache=cache))
+    torch.testing.assert_close(torch.cat(pieces, 1), m(a), atol=1e-6, rtol=1e-5)
+    with pytest.raises(ValueError, match="32 new positions after 9 exceed max_length=40"):
+        m.model.prepare(torch.zeros(2, 32, dtype=torch.long), None, None, cache)
+
+
+@torch.no_grad()
 def test_logits_to_keep():
     m = model()
     full = m(ids())

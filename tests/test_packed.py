@@ -1,6 +1,7 @@
 """The packed model gives the logits and the tokens of the model that it was made from."""
 
 import copy
+import itertools
 import pickle
 import shutil
 
@@ -13,7 +14,7 @@ from recording import counting_compiler
 from minillm.config import ModelConfig
 from minillm.generation import generate
 from minillm.model import CausalLM
-from minillm.packed import PackedLM, PackedMatrix, lay_out, multiply, shrink
+from minillm.packed import SLAB, PackedLM, PackedMatrix, lay_out, multiply, shrink
 from minillm.panels import MOST_ROWS, panel_product, step_attention, to_panels
 from minillm.pretrained import from_pretrained
 from minillm.sampling import Sampler
@@ -87,15 +88,17 @@ def test_many_rows_of_a_large_matrix_take_another_layout():
 
 @ONEDNN
 @torch.no_grad()
+@pytest.mark.parametrize("length", [12, 99])
 @pytest.mark.parametrize("kind", ["llama", "qwen3", "mistral"])
-def test_prompts_and_batches_of_a_wide_model(kind):
-    """Wide enough for the other layout: ragged prompts, long ones, with and without a cache."""
+def test_prompts_and_batches_of_a_wide_model(kind, length):
+    """Wide enough for oneDNN: ragged prompts, more than a slab, with and without a cache."""
     window = {"sliding_window": 9} if kind == "mistral" else {}
     config = ModelConfig(
         300, 256, 2, 8, 544, num_key_value_heads=2, model_type=kind, initializer_range=0.1, **window
     )
     model = CausalLM(config).eval()
-    packed, ids = PackedLM(model), torch.randint(0, 300, (3, 12))
+    packed, ids = PackedLM(model), torch.randint(0, 300, (3, length))
+    assert (ids.numel() > SLAB) == (length == 99)
     mask = torch.ones_like(ids)
     mask[0, :5] = 0
     for given in (None, mask):
@@ -109,7 +112,8 @@ def test_prompts_and_batches_of_a_wide_model(kind):
         assert torch.equal(generate(packed, ids, **options), generate(model, ids, **options))
     assert packed.packed[0].gate_up.blocked is not None
     cache = packed.make_cache(batch_size=3)
-    pieces = [packed(ids[:, a:b], cache=cache) for a, b in ((0, 7), (7, 11), (11, 12))]
+    cuts = (0, 7, length - 1, length)
+    pieces = [packed(ids[:, a:b], cache=cache) for a, b in itertools.pairwise(cuts)]
     torch.testing.assert_close(torch.cat(pieces, 1), packed(ids), atol=1e-4, rtol=1e-4)
 
 
