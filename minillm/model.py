@@ -216,8 +216,11 @@ class _Scoring(_Weights):
 def product_dtype(weight: Tensor) -> torch.dtype:
     """The dtype of a product with this weight: its own, or that of `torch.autocast` around us."""
     kind = weight.device.type
-    available = weight.dtype != torch.float64 and torch.amp.is_autocast_available(kind)
-    if available and torch.is_autocast_enabled(kind):
+    if weight.dtype == torch.float64:
+        return weight.dtype
+    # Torch 2.11 cannot compile the question; who compiles for a device has one that knows autocast.
+    known = torch.compiler.is_compiling() or torch.amp.is_autocast_available(kind)
+    if known and torch.is_autocast_enabled(kind):
         return torch.get_autocast_dtype(kind)
     return weight.dtype
 
