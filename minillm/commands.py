@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from minillm.corpora import END, documents, is_file, source, stories
+from minillm.corpora import END, check_source, documents, is_file, source, stories
 
 __all__ = ["device", "train"]
 
@@ -72,6 +72,10 @@ def _prepare(a: argparse.Namespace) -> Any:
     config = _model_config(a, tokenizer)
     _check_fit(config, a, tokenizer)
     check_savable(config)  # rather now than after the training
+    _config(a)
+    check_source(a)
+    if not is_file(a):
+        next(source(a, tokenizer))  # does a story fit a row?
     a.out.mkdir(parents=True, exist_ok=True)
     tokenizer.save(a.out)
     record.begin(a)

@@ -8,7 +8,7 @@ import random
 from collections.abc import Iterator
 from typing import Any
 
-__all__ = ["END", "documents", "is_file", "language", "source", "stories"]
+__all__ = ["END", "check_source", "documents", "is_file", "language", "source", "stories"]
 
 END = "<|endoftext|>"
 
@@ -46,6 +46,16 @@ def documents(path: str) -> Iterator[str]:
         yield rest
 
 
+def check_source(a: argparse.Namespace) -> None:
+    """Raises: ValueError if what is asked of the corpus does not go with its kind."""
+    if a.deck_cards is not None and is_file(a):
+        raise ValueError("--deck-cards is for stories, not for a text file")
+    if a.exact_targets and (is_file(a) or a.deck_cards is not None):
+        raise ValueError("--exact-targets is for stories told with all cards")
+    if a.layout == "windows" and not is_file(a):
+        raise ValueError("stories never end, so there are no windows of them: padded or packed")
+
+
 def source(a: argparse.Namespace, tokenizer: Any) -> Any:
     """Fresh stories, the documents of a file, or random windows of it."""
     from minillm.decks import DeckDocuments
@@ -60,17 +70,11 @@ def source(a: argparse.Namespace, tokenizer: Any) -> Any:
 
     usual = "windows" if is_file(a) else "packed" if a.compile else "padded"  # packed: one shape
     layout, end, encode = a.layout or usual, tokenizer.eos_token_id, tokenizer.encode_ordinary
-    if a.deck_cards is not None and is_file(a):
-        raise ValueError("--deck-cards is for stories, not for a text file")
-    if a.exact_targets and (is_file(a) or a.deck_cards is not None):
-        raise ValueError("--exact-targets is for stories told with all cards")
     if is_file(a):
         data = TokenDataset(a.out / "tokens.npy", end_id=end)
         if layout == "windows":
             return WindowBatches(data, a.batch_size, a.context_length, seed=a.seed)
         texts = FileDocuments(data, seed=a.seed)
-    elif layout == "windows":
-        raise ValueError("stories never end, so there are no windows of them: padded or packed")
     elif a.deck_cards is not None:
         few = {"cards": a.deck_cards, "stories": a.deck_stories}
         texts = DeckDocuments(a.corpus.removeprefix("stories-"), encode, **few, seed=a.seed)

@@ -374,6 +374,7 @@ def test_mistakes_are_one_line(trained, tmp_path, words, message, capsys):
     assert run(first[0], *extra, *first[1:]) == 1
     error = capsys.readouterr().err
     assert error.startswith("error: ") and message in error and error.count("\n") == 1
+    assert not places["NEW"].exists()
 
 
 def test_help_is_quick_and_complete():
