@@ -103,7 +103,7 @@ class PackedMatrix(_Layouts):
     """
 
     def takes_panels(self, x: Tensor) -> bool:
-        """Whether a compiler gets sums for x (N, in)."""
+        """Whether a compiler gets sums for N rows x (N, ...)."""
         if not torch.compiler.is_compiling() or self.panels is None:
             return False
         same = x.dtype == self.panels.dtype and not torch.is_autocast_enabled("cpu")
@@ -199,7 +199,7 @@ class _PackedParts(_PackedProducts):
             y = attention(q, k, v, mask=mask, is_causal=is_causal, scale=self.scale).transpose(1, 2)
             return y.reshape(B * T, -1)
         q = q.view(B, self.groups, -1, D)  # those that share a key: rows of one product
-        if self.out.takes_panels(q[:, 0, 0]) and q[0, 0].numel() <= 256:  # registers hold its sums
+        if self.out.takes_panels(q) and q[0, 0].numel() <= 256:  # registers hold its sums
             return step_attention(q, k, v, mask, self.scale).reshape(B, -1)
         y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=self.scale)
         return y.reshape(B, -1)
