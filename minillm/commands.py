@@ -60,6 +60,8 @@ def _prepare(a: argparse.Namespace) -> Any:
         check_free(a.out, "give --resume to go on, or another --out")
     else:
         record.check_same(a)
+    check_source(a)
+    _config(a)  # numbers that make no training are errors now
     if a.resume and (a.out / "tokenizer.json").exists():
         tokenizer = _tokenizer(a.out)
     elif a.tokenizer is not None or a.init_from is not None:
@@ -72,8 +74,6 @@ def _prepare(a: argparse.Namespace) -> Any:
     config = _model_config(a, tokenizer)
     _check_fit(config, a, tokenizer)
     check_savable(config)  # rather now than after the training
-    _config(a)
-    check_source(a)
     if not is_file(a):
         next(source(a, tokenizer))  # does a story fit a row?
     a.out.mkdir(parents=True, exist_ok=True)
