@@ -5,6 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
+from torch._dynamo.testing import CompileCounterWithBackend
 
 from minillm.attention import build_mask
 from minillm.cache import CACHE_KINDS, KVCache, make_cache
@@ -494,19 +495,12 @@ def test_a_shared_prefix_continued_in_two_ways(kind):
     ("heads", "backend"), [("GQA", "eager"), ("MLA", "eager"), ("GQA", "aot_eager")]
 )
 def test_static_decoding_is_compiled_once(heads, backend):
-    from torch._dynamo.backends.registry import lookup_backend
-
     torch._dynamo.reset()
-    compiled = []
-
-    def counting(graph, inputs):
-        compiled.append(graph)
-        return lookup_backend(backend)(graph, inputs)
-
+    counter = CompileCounterWithBackend(backend)
     model = Decoder(heads)
     real = torch.arange(20) >= torch.tensor([0, 3, 9])[:, None]
     real_all = nn.functional.pad(real, (0, MAX - 20), value=True)
-    step = torch.compile(model, backend=counting, fullgraph=True, dynamic=False)
+    step = torch.compile(model, backend=counter, fullgraph=True, dynamic=False)
     expected = model(IDS, real=real)
     cache = model.make_cache("static", 3)
     for conversation in (cache, cache, model.make_cache("static", 3), cache.fork()):
@@ -518,11 +512,11 @@ def test_static_decoding_is_compiled_once(heads, backend):
         assert conversation.length == 20
         with pytest.raises(ValueError, match="21 new positions after 20 exceed max_length=40"):
             conversation.key_positions(21)
-    assert len(compiled) == 1
+    assert counter.frame_count == 1
     twin = cache.fork()  # a copy at the first write, then the same compiled step
     for conversation in (twin, cache):
         conversation.crop(12)
         for t in range(12, 16):
             logits = step(IDS[:, t : t + 1], real=real_all, cache=conversation)
             torch.testing.assert_close(logits[:, 0], expected[:, t], rtol=0, atol=1e-10)
-    assert len(compiled) == 2
+    assert counter.frame_count == 2

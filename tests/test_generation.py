@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from family_checkpoints import make, ragged
-from recording import counting_compiler
+from torch._dynamo.testing import CompileCounter
 
 from minillm.config import ModelConfig
 from minillm.generation import generate, speculative_generate, stream_text
@@ -294,14 +294,15 @@ def test_a_copy_of_a_compiled_model_computes_with_its_own_weights():
 
 
 def test_prompts_of_nearly_one_length_share_what_is_compiled():
-    graphs, counting = counting_compiler()
+    torch._dynamo.reset()
+    counter = CompileCounter()  # no C++ needed
     m = model()
-    m.compiled_run = torch.compile(m.run, dynamic=False, backend=counting)
+    m.compiled_run = torch.compile(m.run, dynamic=False, backend=counter)
     for length in range(2, 14):
         prompt = torch.arange(1, length + 1)[None]
         found = generate(m, prompt, max_new_tokens=4, cache="static", compile=True)
         assert torch.equal(found, generate(m, prompt, max_new_tokens=4))
-    assert len(graphs) == 1
+    assert counter.frame_count == 1
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler")
@@ -319,16 +320,17 @@ def test_compiled_static_decoding_gives_the_same_ids_and_compiles_once():
 
 
 def test_a_static_cache_is_compiled_once_and_a_growing_one_each_time():
-    graphs, counting = counting_compiler()
+    torch._dynamo.reset()
+    counter = CompileCounter()  # no C++ needed
     m, prompt = model(), torch.tensor([[5, 7, 11], [1, 2, 3]])
-    m.compiled_run = torch.compile(m.run, dynamic=False, backend=counting)
+    m.compiled_run = torch.compile(m.run, dynamic=False, backend=counter)
     found = generate(m, prompt, max_new_tokens=20, cache="static", compile=True)
-    assert torch.equal(found, generate(m, prompt, max_new_tokens=20)) and len(graphs) == 1
+    assert torch.equal(found, generate(m, prompt, max_new_tokens=20)) and counter.frame_count == 1
     growing = m.make_cache(batch_size=2)
     with torch.inference_mode():
         for t in range(3):
             m.compiled_run(prompt[:, t : t + 1].clone(), torch.tensor([[t]]), None, False, growing)
-    assert len(graphs) == 4
+    assert counter.frame_count == 4
 
 
 AUTOCAST_FAMILIES = {

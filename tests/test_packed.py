@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from family_checkpoints import make, ragged
-from recording import counting_compiler
+from torch._dynamo.testing import EagerAndRecordGraphs
 
 from minillm.config import ModelConfig
 from minillm.generation import generate
@@ -228,9 +228,10 @@ def test_attention_as_sums_is_attention(queries, dim, masked, dtype):
 
 def recorded(packed):
     """The graphs that a compiler gets for this model; nothing is compiled."""
-    graphs, counting = counting_compiler()
-    packed.compiled_run = torch.compile(packed.run, dynamic=False, backend=counting)
-    return graphs
+    torch._dynamo.reset()
+    backend = EagerAndRecordGraphs()
+    packed.compiled_run = torch.compile(packed.run, dynamic=False, backend=backend)
+    return backend.graphs
 
 
 def names_of(graphs):
