@@ -57,8 +57,8 @@ def multiply(x: Tensor, weight: Tensor, plus: Tensor | None = None) -> Tensor:
     return F.linear(x, flat) if plus is None else torch.addmm(plus, x, flat.t())
 
 
-class _Layouts(nn.Module):
-    """A matrix, and the other layouts of it that were asked for; they go when it changes."""
+class _Forms(nn.Module):
+    """A matrix, and the other forms of it that were asked for; they go when it changes."""
 
     def __init__(self, weight: Tensor) -> None:
         super().__init__()
@@ -66,23 +66,23 @@ class _Layouts(nn.Module):
         self._forget()
 
     def _forget(self) -> None:
-        self.blocked: Tensor | None = None
+        self.mkldnn: Tensor | None = None
         self.panels: Tensor | None = None
 
-    def lay_out_blocks(self) -> None:
-        """Make oneDNN's layout."""
-        if self.blocked is None:
+    def make_mkldnn(self) -> None:
+        """Make the copy that oneDNN multiplies."""
+        if self.mkldnn is None:
             with torch.inference_mode(False), torch.no_grad():
-                self.blocked = self.weight.flatten(0, 1).to_mkldnn()
+                self.mkldnn = self.weight.flatten(0, 1).to_mkldnn()
 
     def lay_out_panels(self) -> None:
-        """Make the layout for a compiler, where it is of use: on a CPU, in a dtype that sums."""
+        """Make the form for a compiler, where it is of use: on a CPU, in a dtype that sums."""
         w = self.weight
         if self.panels is None and w.device.type == "cpu" and w.dtype in MOST_ROWS:
             with torch.inference_mode(False), torch.no_grad():
                 self.panels = to_panels(w.flatten(0, 1))
 
-    def _apply(self, *args: Any, **kwargs: Any) -> "_Layouts":
+    def _apply(self, *args: Any, **kwargs: Any) -> "_Forms":
         self._forget()  # they would keep their old dtype and device
         return super()._apply(*args, **kwargs)
 
@@ -90,16 +90,16 @@ class _Layouts(nn.Module):
         self._forget()
         super()._load_from_state_dict(*args, **kwargs)
 
-    def __getstate__(self) -> dict[str, Any]:  # oneDNN's layout can be neither copied nor saved
-        return {**vars(self), "blocked": None, "panels": None}
+    def __getstate__(self) -> dict[str, Any]:  # oneDNN's copy can be neither copied nor saved
+        return {**vars(self), "mkldnn": None, "panels": None}
 
 
-class PackedMatrix(_Layouts):
+class PackedMatrix(_Forms):
     """A matrix W for products `x @ W.T + plus`: the routine depends on how many rows x has.
 
     One row goes by `multiply`. More rows of a large float32 matrix on a CPU go to oneDNN, in a copy
-    laid out for it, which is made when it is first needed. A compiler gets sums over a third
-    layout (`minillm.panels`), once `lay_out_panels` was called.
+    of a type of its own, which is made when it is first needed. A compiler gets sums over a third
+    form (`minillm.panels`), once `lay_out_panels` was called.
     """
 
     def takes_panels(self, x: Tensor) -> bool:
@@ -110,7 +110,7 @@ class PackedMatrix(_Layouts):
         return same and len(x) <= MOST_ROWS[x.dtype]
 
     def takes_rows(self, x: Tensor) -> bool:
-        """Whether oneDNN's layout is the quicker one for x (N, in) with N > 1."""
+        """Whether oneDNN is to multiply x (N, in) with N > 1."""
         w = self.weight
         if torch.compiler.is_compiling() or len(x) < 2 or w.numel() < 2**18:
             return False
@@ -123,8 +123,8 @@ class PackedMatrix(_Layouts):
         if self.takes_panels(x):
             y = panel_product(x, self.panels, self.weight.shape[:2].numel())
         elif self.takes_rows(x):
-            self.lay_out_blocks()
-            y = F.linear(x.to_mkldnn(), self.blocked).to_dense()
+            self.make_mkldnn()
+            y = F.linear(x.to_mkldnn(), self.mkldnn).to_dense()
         else:
             return multiply(x, self.weight, plus)
         return y if plus is None else y + plus
@@ -284,7 +284,7 @@ class _PackedWeights(CausalLM):
 class PackedLM(_PackedWeights):
     """A `CausalLM` for generation only: a packed copy of the weights, same interface and numbers.
 
-    Steps of one token use it, and prompts where oneDNN's layout is of use. The
+    Steps of one token use it, and prompts where oneDNN is of use. The
     embedding is the model's own. Who trains the model further packs it anew.
 
     Raises: ValueError for a family whose layers are built otherwise.

@@ -66,24 +66,24 @@ ONEDNN = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="ne
 
 @ONEDNN
 @torch.no_grad()
-def test_many_rows_of_a_large_matrix_take_another_layout():
+def test_many_rows_of_a_large_matrix_go_to_onednn():
     weight, x, plus = torch.randn(520, 512), torch.randn(5, 512), torch.randn(520)
     matrix, exact = PackedMatrix(weight), x.double() @ weight.double().T
     for rows, more in ((1, None), (5, None), (5, plus), (5, plus.expand(5, -1))):
         expected = exact[:rows] if more is None else exact[:rows] + more
         found = matrix(x[:rows], more)
         torch.testing.assert_close(found, expected.float(), atol=1e-4, rtol=1e-5)
-        assert found.layout == torch.strided and (matrix.blocked is None) == (rows == 1)
+        assert found.layout == torch.strided and (matrix.mkldnn is None) == (rows == 1)
     twin = copy.deepcopy(matrix)
     assert torch.equal(twin(x), matrix(x))
-    twin.load_state_dict({"weight": 2 * matrix.weight})  # what was laid out before is stale
+    twin.load_state_dict({"weight": 2 * matrix.weight})  # the copy made before is stale
     torch.testing.assert_close(twin(x), 2 * matrix(x))
     torch.testing.assert_close(matrix.double()(x.double()), exact)
     with torch.autocast("cpu", torch.bfloat16):
         assert PackedMatrix(weight)(x).dtype == torch.bfloat16
     small = PackedMatrix(weight[:8])
     torch.testing.assert_close(small(x), x @ weight[:8].T)
-    assert small.blocked is None
+    assert small.mkldnn is None
 
 
 @ONEDNN
@@ -110,7 +110,7 @@ def test_prompts_and_batches_of_a_wide_model(kind, length):
         torch.testing.assert_close(last, found[:, -2:])
         options = {"attention_mask": given, "max_new_tokens": 10, "eos_token_id": None}
         assert torch.equal(generate(packed, ids, **options), generate(model, ids, **options))
-    assert packed.packed[0].gate_up.blocked is not None
+    assert packed.packed[0].gate_up.mkldnn is not None
     cache = packed.make_cache(batch_size=3)
     cuts = (0, 7, length - 1, length)
     pieces = [packed(ids[:, a:b], cache=cache) for a, b in itertools.pairwise(cuts)]
@@ -200,12 +200,12 @@ def test_generation_under_autocast(name, tmp_path):
     assert (last - whole).abs().max() < 0.05 * whole.abs().max()
 
 
-@pytest.mark.parametrize("rows", [1, 2, 16])
+@pytest.mark.parametrize("rows", [1, 2, 32])
 @pytest.mark.parametrize("outputs", [16, 64, 97, 131])
 def test_a_product_with_panels_is_the_product(rows, outputs):
     weight, x = torch.randn(outputs, 40), torch.randn(40, rows).t()  # rows that are not contiguous
     panels = to_panels(weight)
-    assert panels.shape[1:] == (40, 16) and 0 <= 16 * len(panels) - outputs < 64
+    assert panels.shape[1:] == (40, 16) and 0 <= 16 * len(panels) - outputs < 16
     found = panel_product(x, panels, outputs)
     torch.testing.assert_close(found, (x.double() @ weight.double().T).float())
     half = panel_product(x.bfloat16(), panels.bfloat16(), outputs)
@@ -253,9 +253,9 @@ def test_a_compiler_gets_sums_and_the_same_tokens(name, tmp_path):
 
 @torch.no_grad()
 def test_what_has_no_panels_is_compiled_as_before():
-    """Many rows, bfloat16 with several, float64, autocast: products by `linear`."""
+    """Many rows, float64, autocast: products by `linear`."""
     model = small()
-    for rows, dtype in ((17, torch.float32), (2, torch.bfloat16), (1, torch.float64)):
+    for rows, dtype in ((33, torch.float32), (17, torch.bfloat16), (1, torch.float64)):
         packed = PackedLM(model.to(dtype))
         graphs, ids = recorded(packed), torch.randint(1, 97, (rows, 5))
         options = {"max_new_tokens": 4, "cache": "static", "eos_token_id": None}
