@@ -144,7 +144,7 @@ def shrink(x: Tensor, floor: Tensor) -> Tensor:
 def shrunk_product(
     matrix: PackedMatrix, x: Tensor, floor: Tensor, plus: Tensor | None = None
 ) -> Tensor:
-    """`shrink(x) @ W.T + plus`. A compiler's sums are divided at their end, once for each row.
+    """`shrink(x) @ W.T + plus`. A compiler's sums are divided at their end.
 
     Shape: x (N, in), plus (N, out) or (out,) -> (N, out).
     """

@@ -3,6 +3,7 @@
 import json
 import math
 import shlex
+import time
 from pathlib import Path
 
 import pytest
@@ -31,6 +32,13 @@ def shipped():
 def test_the_file_is_small_and_in_bfloat16():
     assert (FOLDER / "model.safetensors").stat().st_size <= 6e6
     assert {t.dtype for t in load_file(FOLDER / "model.safetensors").values()} == {torch.bfloat16}
+
+
+def test_it_loads_in_a_second(shipped):
+    """Once everything is imported; processor time, so that other tests do not count."""
+    started = time.process_time()
+    from_pretrained(FOLDER)
+    assert time.process_time() - started < 1
 
 
 def test_it_is_within_a_thousandth_of_the_floor_on_held_out_stories(shipped):

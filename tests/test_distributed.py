@@ -165,14 +165,11 @@ def test_a_mistake_of_the_first_process_ends_the_command(runs, monkeypatch, caps
     assert "ddp holds a run: give --resume to go on" in capsys.readouterr().err
 
 
-def test_torchrun_goes_on_with_another_number_of_processes(runs, tmp_path):
-    """The command of the documentation; three processes take up the shards of two."""
-    out = tmp_path / "out"
-    shutil.copytree(runs / "fsdp", out)
-    shutil.rmtree(out / "step-00000006")
-    command = ["-m", "torch.distributed.run", "--nproc-per-node", "3", "-m", "minillm"]
+def torchrun(processes, *command):
+    """What the documentation says, as a user types it."""
+    launcher = ["-m", "torch.distributed.run", "--nproc-per-node", str(processes), "-m", "minillm"]
     done = subprocess.run(
-        [sys.executable, *command, *train(out, runs / "one"), "--parallel", "fsdp", "--resume"],
+        [sys.executable, *launcher, *command],
         capture_output=True,
         text=True,
         timeout=240,
@@ -180,7 +177,22 @@ def test_torchrun_goes_on_with_another_number_of_processes(runs, tmp_path):
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("parameters") == 1  # one process speaks
-    assert "resumed at step 3" in done.stderr
+    return done.stderr
+
+
+def test_torchrun_gives_the_curve_of_one_process(runs, tmp_path):
+    torchrun(2, *train(tmp_path / "out", runs / "one"))  # ddp without asking
+    for a, b in zip(curve(runs / "one"), curve(tmp_path / "out"), strict=True):
+        assert b["loss"] == pytest.approx(a["loss"], abs=1e-5)
+
+
+def test_torchrun_goes_on_with_another_number_of_processes(runs, tmp_path):
+    """Three processes take up the shards of two."""
+    out = tmp_path / "out"
+    shutil.copytree(runs / "fsdp", out)
+    shutil.rmtree(out / "step-00000006")
+    errors = torchrun(3, *train(out, runs / "one"), "--parallel", "fsdp", "--resume")
+    assert "resumed at step 3" in errors
     assert len(list((out / "step-00000006/sharded").glob("*.distcp"))) == 3
     for a, b in zip(curve(runs / "one"), curve(out), strict=True):
         assert b["loss"] == pytest.approx(a["loss"], abs=1e-5)
