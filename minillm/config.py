@@ -124,6 +124,9 @@ def _check_sizes(c: _Keys) -> None:
         if (value is None and key in optional) or (isinstance(value, int) and value > 0):
             continue
         raise ValueError(f"{key} must be a positive integer, not {value!r}")
+    for key, value in (("rms_norm_eps", c.rms_norm_eps), ("rope_theta", c.rope_theta)):
+        if value is not None and not (isinstance(value, int | float) and value > 0):
+            raise ValueError(f"{key} must be a positive number, not {value!r}")
     if c.head_dim is None and not c.family.latent and c.hidden_size % c.num_attention_heads:
         heads = f"{c.num_attention_heads} heads"
         raise ValueError(f"hidden_size {c.hidden_size} does not divide into {heads}: give head_dim")
@@ -142,11 +145,13 @@ def _check_config(c: _Keys) -> None:
         given = f"dropout {c.attention_dropout}, head_dim {D}, qk_rope_head_dim"
         rule = "deepseek_v3 drops nothing, and its head_dim is what rotates"
         raise ValueError(f"{rule}: {given} {c.qk_rope_head_dim}")
+    if c.family.latent and H != G:
+        raise ValueError(f"deepseek_v3 has a key and a value for each of its {H} heads, not {G}")
     if H % G:
         raise ValueError(f"{H} query heads do not share {G} key/value heads evenly")
     if c.family.rotary and D % 2:
         raise ValueError(f"rotary positions turn pairs: head_dim {D} is odd")
-    if c.hidden_act not in ACTIVATIONS:
+    if not isinstance(c.hidden_act, str) or c.hidden_act not in ACTIVATIONS:
         raise ValueError(f"unknown hidden_act {c.hidden_act!r}; known are {', '.join(ACTIVATIONS)}")
     for key in ("bos_token_id", "pad_token_id", "eos_token_id"):
         ids = c.eos_token_ids if key == "eos_token_id" else (getattr(c, key),)

@@ -55,6 +55,14 @@ _ONLY = {
     "use_bidirectional_attention": ((False,), "attention to later tokens"),
     "quantization_config": ((), "quantized weights"),
 }
+# Keys that only these families' files have; in those of others transformers does not look at them.
+_OWN = {"sliding_window": ("mistral", "qwen2", "qwen3"), "rope_interleave": ("deepseek_v3",)}
+# Hugging Face's names of activations that have another with us.
+_ACTIVATIONS = {
+    "gelu_tanh": "gelu_pytorch_tanh",
+    "gelu_sigmoid": "quick_gelu",
+    "relu_squared": "relu2",
+}
 # Keys without effect on the logits of a finished model.
 _SILENT = {
     *("_name_or_path", "architectures", "auto_map", "dtype", "torch_dtype"),
@@ -84,7 +92,7 @@ def read_config(data: Mapping[str, Any]) -> dict[str, Any]:
     Raises: ValueError if the model computes something that we do not, or if a size is missing.
     """
     kind = data.get("model_type")
-    if kind not in FAMILIES:
+    if not isinstance(kind, str) or kind not in FAMILIES:
         raise ValueError(f"unknown model_type {kind!r}; known are {', '.join(FAMILIES)}")
     for key, (ours, meaning) in _ONLY.items():
         if data.get(key) is not None and data[key] not in ours:
@@ -114,17 +122,21 @@ def read_config(data: Mapping[str, Any]) -> dict[str, Any]:
     if kind == "deepseek_v3":
         found.pop("head_dim", None)  # the rotated part of a key, which has a key of its own
     known = {f.name for f in fields(ModelConfig)}
-    strange = sorted(set(found) - known - _SILENT)
+    foreign = {key for key, kinds in _OWN.items() if kind not in kinds}
+    strange = sorted((set(found) - known - _SILENT) | (set(found) & foreign))
     if strange:
         warnings.warn(f"config keys that are not used: {', '.join(strange)}", stacklevel=3)
-    return {k: v for k, v in found.items() if k in known}
+    return {k: v for k, v in found.items() if k in known - foreign}
 
 
 def _read_rope(found: dict[str, Any], data: Mapping[str, Any]) -> None:
     """One base and one scaling, from `rope_theta` and `rope_scaling` or from `rope_parameters`."""
     if not FAMILIES[data["model_type"]].rotary:
         return
-    both = {**(data.get("rope_scaling") or {}), **(data.get("rope_parameters") or {})}
+    given = [data.get(key) or {} for key in ("rope_scaling", "rope_parameters")]
+    if not all(isinstance(part, Mapping) for part in given):
+        raise ValueError(f"rope_scaling and rope_parameters are tables, not {given}")
+    both = {**given[0], **given[1]}
     if any(isinstance(v, dict) for v in both.values()):
         raise ValueError(f"rope_parameters that differ by layer are not supported: {both}")
     if both.pop("partial_rotary_factor", 1.0) != 1.0:
@@ -135,24 +147,29 @@ def _read_rope(found: dict[str, Any], data: Mapping[str, Any]) -> None:
         warnings.warn("the config gives no rope_theta: 10000.0, as transformers does", stacklevel=4)
     kind = both.pop("rope_type", both.pop("type", "default"))
     both.pop("type", None)
+    if not isinstance(theta, int | float):
+        raise ValueError(f"rope_theta must be a number, not {theta!r}")
     found["rope_theta"] = float(theta)
     found["rope_scaling"] = None
     if kind != "default":
         if kind in ("llama3", "yarn"):
-            both.setdefault("original_max_position_embeddings", data.get("max_position_embeddings"))
+            key = "original_max_position_embeddings"
+            both.setdefault(key, data.get("max_position_embeddings"))
+            both[key] = found.pop(key, both[key])  # one outside counts, as in transformers
         found["rope_scaling"] = {"rope_type": kind, **both}
 
 
 def _read_window(found: dict[str, Any]) -> None:
     """Qwen names a window that it may not use; one for some layers only is refused."""
     types = set(found.pop("layer_types", ()))
-    first = found.pop("max_window_layers", 0)
+    first = found.pop("max_window_layers", 28)  # so many layers have none; transformers' default
     qwen = found["model_type"].startswith("qwen")
     if not found.pop("use_sliding_window", not qwen):
         found.pop("sliding_window", None)
     if found.get("sliding_window") is None:
         return
-    if types == {"full_attention"}:
+    whole = qwen and not types and first >= found["num_hidden_layers"]
+    if types == {"full_attention"} or whole:
         del found["sliding_window"]
     elif len(types) > 1 or (qwen and not types and first > 0):
         raise ValueError("a sliding window for some of the layers only is not supported")
@@ -177,6 +194,8 @@ def write_config(config: ModelConfig) -> dict[str, Any]:
     """A `config.json` that transformers 4 and 5 read."""
     kind, family = config.model_type, config.family
     data = {f.name: getattr(config, f.name) for f in fields(config)}
+    for key in ("rms_norm_eps", "rope_theta", "attention_dropout", "initializer_range"):
+        data[key] = float(data[key])  # transformers 5 takes no whole number there
     latent = ("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
     drop = {"parallel_attn", "num_ln_in_parallel_attn", "rope_interleave"}
     drop |= set() if family.latent else set(latent)
@@ -197,6 +216,8 @@ def write_config(config: ModelConfig) -> dict[str, Any]:
         extra |= {"use_sliding_window": True, "max_window_layers": 0}
     theirs = _SPELLING.get(kind, {})
     data = {theirs.get(k, k): v for k, v in data.items() if k not in drop}
+    for key in {"hidden_act", theirs.get("hidden_act")} & set(data):
+        data[key] = _ACTIVATIONS.get(data[key], data[key])
     if isinstance(data.get("eos_token_id"), tuple):
         data["eos_token_id"] = list(data["eos_token_id"])
     if data.get("rope_scaling") is not None:

@@ -93,7 +93,7 @@ def generate(
     Shape: (B, T) ids -> (B, T + new), rows that ended filled with the pad (or end) token.
     Raises: ValueError for an empty prompt, padding on the right, stop strings without a tokenizer.
     """
-    check_prompt(input_ids, attention_mask, max_new_tokens)
+    check_prompt(input_ids, attention_mask, max_new_tokens, model.config.vocab_size)
     stops = Stops(eos_token_id, stop, tokenizer, model.config, min_new_tokens)
     T = input_ids.shape[1]
     if isinstance(cache, str):
@@ -139,7 +139,7 @@ def stream_text(
     if isinstance(prompt, str):
         prompt = torch.tensor([tokenizer.encode(prompt)], dtype=torch.long)
     prompt = prompt.to(model.lm_head.weight.device)
-    check_prompt(prompt, None, max_new_tokens)
+    check_prompt(prompt, None, max_new_tokens, model.config.vocab_size)
     stops = Stops(FROM_CONFIG, stop, tokenizer, model.config)
     room = prompt.shape[1] + max_new_tokens
     memory = model.make_cache(cache, batch_size=1, max_length=room)

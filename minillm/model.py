@@ -61,8 +61,9 @@ def _check_inputs(
 ) -> None:
     """Raises: ValueError for shapes that do not fit, before any work is done."""
     shape = tuple(input_ids.shape)
-    if input_ids.dim() != 2 or not input_ids.numel() or input_ids.is_floating_point():
-        raise ValueError(f"input_ids must be integers (B, T), not {input_ids.dtype} {shape}")
+    whole = input_ids.dtype in (torch.int64, torch.int32)
+    if input_ids.dim() != 2 or not input_ids.numel() or not whole:
+        raise ValueError(f"input_ids must be int64 or int32 (B, T), not {input_ids.dtype} {shape}")
     if attention_mask is not None and attention_mask.shape != (shape[0], past + shape[1]):
         wanted = f"(B, past + T) = {(shape[0], past + shape[1])}"
         raise ValueError(f"attention_mask {tuple(attention_mask.shape)} should be {wanted}")
@@ -104,9 +105,12 @@ class _Prepared(_Parts):
 
     def _check_learned(self, position_ids: Tensor) -> None:
         limit = self.config.max_position_embeddings
-        if not self.config.family.rotary and int(position_ids.max()) >= limit:
-            last = int(position_ids.max())
-            raise ValueError(f"position {last}, but this model has learned only {limit} positions")
+        if self.config.family.rotary:
+            return
+        first, last = int(position_ids.min()), int(position_ids.max())
+        if first < 0 or last >= limit:
+            wrong = first if first < 0 else last
+            raise ValueError(f"position {wrong}, but this model has learned only {limit} positions")
 
 
 class Decoder(_Prepared):
@@ -196,6 +200,8 @@ class _Scoring(_Weights):
         Shape: (B, T) ids, (B, past + T) mask, (B, T) positions -> (B, T, V).
         Raises: ValueError for shapes that do not fit, a full cache, positions never learned.
         """
+        if logits_to_keep < 0:
+            raise ValueError(f"logits_to_keep must not be negative: {logits_to_keep}")
         inputs = self.model.prepare(input_ids, attention_mask, position_ids, cache)
         return self.run(input_ids, *inputs, cache, logits_to_keep)
 

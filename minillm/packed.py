@@ -260,12 +260,21 @@ class _PackedWeights(CausalLM):
         self.packed = nn.ModuleList(PackedLayer(layer) for layer in model.model.layers)
         head = model.lm_head.weight * (model.model.norm.weight * c.hidden_size**0.5)
         self.head = PackedMatrix(head)
-        floor = torch.tensor((c.hidden_size * c.rms_norm_eps) ** 0.5, device=head.device)
-        self.register_buffer("floor", floor)
-        known = 1 if model.model.rotary.dynamic else min(c.max_position_embeddings, 4096)
-        table = self.turns(torch.arange(known, device=head.device)[None])
-        self.register_buffer("table", table)
         self.training = False  # the model keeps its own mode
+        self._compute_constants()
+
+    def _compute_constants(self) -> None:
+        """The norms' floor, and the turns of the first positions."""
+        c, device = self.config, self.lm_head.weight.device
+        floor = torch.tensor((c.hidden_size * c.rms_norm_eps) ** 0.5, device=device)
+        known = 1 if self.model.rotary.dynamic else min(c.max_position_embeddings, 4096)
+        self.register_buffer("floor", floor)
+        self.register_buffer("table", self.turns(torch.arange(known, device=device)[None]))
+
+    def _apply(self, *args: Any, **kwargs: Any) -> "_PackedWeights":
+        super()._apply(*args, **kwargs)
+        self._compute_constants()  # anew: a dtype of few digits on the way leaves no trace
+        return self
 
     def turns(self, position_ids: Tensor) -> Tensor:
         """Cosines, and sines with the first half negative. Shape: (B, T) -> (B, T, 2, D)."""

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from minillm.files import read_json, replacing, write_json
 from minillm.hub import local_folder
+from minillm.layers import ACTIVATIONS
 from minillm.model import CausalLM, ModelConfig
 from minillm.tokenizer_loading import load_tokenizer
 from minillm.weight_names import read_weights, write_weights
@@ -106,8 +107,9 @@ def _dtype(given: torch.dtype | str | None) -> torch.dtype | None:
     if given in (None, "auto"):
         return None
     found = getattr(torch, given, None) if isinstance(given, str) else given
-    if not isinstance(found, torch.dtype):
-        raise ValueError(f"unknown dtype {given!r}: a torch.dtype, its name, or 'auto'")
+    if not isinstance(found, torch.dtype) or not found.is_floating_point:
+        wanted = "a torch.dtype of floating-point numbers, its name, or 'auto'"
+        raise ValueError(f"unknown dtype {given!r} for weights: {wanted}")
     return found
 
 
@@ -122,7 +124,10 @@ def check_savable(config: ModelConfig) -> None:
     """Raises: ValueError if what the files would say is another model."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        read = vars(ModelConfig.from_dict(config.to_dict()))
+        read = dict(vars(ModelConfig.from_dict(config.to_dict())))
+    act = read["hidden_act"]  # some have several names
+    if ACTIVATIONS[act] is ACTIVATIONS[config.hidden_act]:
+        read["hidden_act"] = config.hidden_act
     lost = [f"{k}={v!r}" for k, v in vars(config).items() if read[k] != v]
     if lost:
         what = f"a {config.model_type} config.json has no place for {', '.join(lost)}"
@@ -133,8 +138,10 @@ def _read_tensors(folder: Path) -> dict[str, Tensor]:
     """All tensors of the folder, from one file or from the shards that the index names."""
     if (folder / INDEX).exists() and not (folder / WEIGHTS).exists():
         places = read_json(folder / INDEX).get("weight_map")
-        if not places:
+        if not places or not isinstance(places, dict):
             raise ValueError(f"{folder / INDEX} has no weight_map")
+        if strange := sorted({str(n) for n in places.values() if Path(str(n)).name != n}):
+            raise ValueError(f"{folder / INDEX} names what is no file of its folder: {strange}")
     elif (folder / WEIGHTS).exists():
         places = None
     else:
@@ -174,6 +181,8 @@ def _check_tensors(tensors: Mapping[str, Tensor], model: CausalLM, folder: Path)
         if tuple(tensors[name].shape) != wanted[name]:
             shape = tuple(tensors[name].shape)
             problems.append(f"{name} is {shape}, the config wants {wanted[name]}")
+        if not tensors[name].is_floating_point():
+            problems.append(f"{name} holds {tensors[name].dtype}, not floating-point numbers")
     if problems:
         raise ValueError(f"{folder} does not fit its config: " + "; ".join(problems))
 

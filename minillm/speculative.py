@@ -82,7 +82,7 @@ def speculative_generate(
     Raises: ValueError for more than one row, different vocabularies, or a negative `num_draft`.
     Source: Leviathan et al. 2023.
     """
-    check_prompt(input_ids, None, max_new_tokens)
+    check_prompt(input_ids, None, max_new_tokens, model.config.vocab_size)
     if len(input_ids) != 1 or model.config.vocab_size != draft.config.vocab_size:
         sizes = f"{model.config.vocab_size} and {draft.config.vocab_size}"
         raise ValueError(f"one row and one vocabulary, not {len(input_ids)} rows, {sizes} tokens")

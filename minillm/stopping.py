@@ -19,11 +19,17 @@ __all__ = ["FROM_CONFIG", "Stops", "check_prompt"]
 FROM_CONFIG: Any = object()  # stands for "what the model's config says"
 
 
-def check_prompt(input_ids: Tensor, attention_mask: Tensor | None, max_new_tokens: int) -> None:
-    """Raises: ValueError for a prompt that has no right end to continue at."""
+def check_prompt(
+    input_ids: Tensor, attention_mask: Tensor | None, max_new_tokens: int, vocab_size: int
+) -> None:
+    """Raises: ValueError for unknown ids, or a prompt that has no right end to continue at."""
     if input_ids.dim() != 2 or not input_ids.numel():
         shape = tuple(input_ids.shape)
         raise ValueError(f"a prompt is (B, T) ids, at least one a row, not {shape}")
+    first, last = int(input_ids.min()), int(input_ids.max())
+    if first < 0 or last >= vocab_size:
+        wrong = first if first < 0 else last
+        raise ValueError(f"the prompt has id {wrong}, the vocabulary ids 0 to {vocab_size - 1}")
     if max_new_tokens < 0:
         raise ValueError(f"max_new_tokens must not be negative: {max_new_tokens}")
     if attention_mask is None:
@@ -59,6 +65,11 @@ class Stops:
         self.strings = [s for s in stops if isinstance(s, str)]
         self.bytes = [s.encode() for s in self.strings]
         self.sequences = [list(s) for s in stops if not isinstance(s, str)]
+        wanted = [i for s in self.sequences for i in s if not 0 <= i < config.vocab_size]
+        if wanted:
+            raise ValueError(f"stop asks for ids {wanted}, but ids are 0..{config.vocab_size - 1}")
+        if min_new_tokens < 0:
+            raise ValueError(f"min_new_tokens must not be negative: {min_new_tokens}")
         self.tokenizer = tokenizer
         self.any = bool(eos or stops)
         pad = config.pad_token_id

@@ -210,6 +210,14 @@ def test_nothing_to_generate():
         (lambda m, x: generate(m, x, max_new_tokens=1, stop=[5, 7]), r"as in \[\[5, 7\]\]"),
         (lambda m, x: generate(m, x, max_new_tokens=1, eos_token_id=300), r"ids are 0\.\.299"),
         (lambda m, x: generate(m, x, max_new_tokens=1, eos_token_id=[3, -1]), r"\(3, -1\)"),
+        (lambda m, x: generate(m, x, max_new_tokens=1, stop=[[3, 300]]), r"ids \[300\], but"),
+        (lambda m, x: generate(m, x, max_new_tokens=1, min_new_tokens=-5), "negative: -5"),
+        (
+            lambda m, x: generate(m, x + 295, max_new_tokens=1),
+            "id 302, the vocabulary ids 0 to 299",
+        ),
+        (lambda m, x: speculative_generate(m, m, x - 6, max_new_tokens=1), "id -1, the vocabulary"),
+        (lambda m, x: generate(m, x.bool(), max_new_tokens=1), "torch.bool"),
         (lambda m, x: generate(m, x, max_new_tokens=1, compile=True), "static"),
         (lambda m, x: speculative_generate(m, m, x.repeat(2, 1), max_new_tokens=1), "2 rows"),
         (

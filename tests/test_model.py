@@ -47,7 +47,11 @@ def ids(rows=2, length=9, seed=0):
         ({**DEEPSEEK, "head_dim": 16}, "head_dim 16, qk_rope_head_dim 4"),
         ({**DEEPSEEK, "attention_dropout": 0.1}, r"drops nothing.*dropout 0\.1"),
         ({"rope_scaling": {"rope_type": "spiral"}}, "spiral"),
-        ({"rope_theta": 0.0}, r"rope_theta must be positive, not 0\.0"),
+        ({"rope_theta": 0.0}, r"rope_theta must be a positive number, not 0\.0"),
+        ({"rms_norm_eps": -1.0}, r"rms_norm_eps must be a positive number, not -1\.0"),
+        ({"rms_norm_eps": "1e-5"}, "rms_norm_eps must be a positive number, not '1e-5'"),
+        ({"hidden_act": ["silu"]}, r"unknown hidden_act \['silu'\]"),
+        ({**DEEPSEEK, "num_key_value_heads": 2}, "each of its 4 heads, not 2"),
     ],
 )
 def test_contradictions_are_errors_that_name_the_values(changes, message):
@@ -59,6 +63,9 @@ def test_contradictions_are_errors_that_name_the_values(changes, message):
     ("changes", "message"),
     [
         ({"model_type": "mamba"}, "unknown model_type 'mamba'"),
+        ({"model_type": ["llama"]}, r"unknown model_type \['llama'\]"),
+        ({"rope_parameters": "x"}, "are tables, not .*'x'"),
+        ({"rope_theta": "x"}, "rope_theta must be a number, not 'x'"),
         ({"hidden_size": None}, "lacks hidden_size"),
         ({"model_type": "falcon", "alibi": True}, "ALiBi"),
         ({"partial_rotary_factor": 0.5}, "part of each head"),
@@ -99,6 +106,43 @@ def test_rope_is_read_from_old_and_new_files():
     )
     assert old == new == older and old.rope_theta == 5e5
     assert old.rope_scaling == scaling
+
+
+@pytest.mark.parametrize("kind", ["yarn", "llama3"])
+def test_an_original_length_outside_counts_as_in_transformers(kind):
+    """Long heads, where it shows."""
+    scaling = {"rope_type": kind, "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    if kind == "yarn":
+        scaling = {"rope_type": "yarn", "factor": 4.0}
+    data = {**LLAMA, "head_dim": 64, "max_position_embeddings": 64}
+    data |= {"rope_parameters": {"rope_theta": 1e4, **scaling}}
+    data["original_max_position_embeddings"] = 16
+    theirs = transformers.LlamaModel(transformers.LlamaConfig(**data)).rotary_emb
+    ours = CausalLM(ModelConfig.from_dict({"model_type": "llama", **data}))
+    torch.testing.assert_close(ours.model.rotary.inv_freq, theirs.inv_freq)
+
+
+@pytest.mark.parametrize("first", [None, 2, 28])
+def test_qwens_first_layers_have_no_window(first):
+    """In files without layer_types, as transformers 4 wrote them; both have two layers."""
+    data = {"model_type": "qwen2", "rope_theta": 1e4, **LLAMA, "max_window_layers": first}
+    data |= {"use_sliding_window": True, "sliding_window": 4}
+    assert ModelConfig.from_dict(data).sliding_window is None
+    theirs = transformers.Qwen2Config(**{k: v for k, v in data.items() if v is not None})
+    assert set(theirs.layer_types) == {"full_attention"}
+    assert ModelConfig.from_dict({**data, "max_window_layers": 0}).sliding_window == 4
+
+
+def test_whole_numbers_are_written_as_transformers_takes_them():
+    data = ModelConfig(**LLAMA, rope_theta=10000, initializer_range=1).to_dict()
+    assert transformers.LlamaConfig(**data).initializer_range == 1.0
+
+
+def test_keys_of_other_families_are_not_read():
+    data = {"model_type": "llama", "rope_theta": 1e4, **LLAMA, "sliding_window": 4}
+    with pytest.warns(UserWarning, match="not used: rope_interleave, sliding_window"):
+        config = ModelConfig.from_dict({**data, "rope_interleave": True})
+    assert config.sliding_window is None and not config.rope_interleave
 
 
 def test_no_key_is_taken_for_granted_or_dropped_in_silence():
@@ -218,9 +262,15 @@ def test_logits_to_keep():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda m: m(torch.zeros(3, dtype=torch.long)), r"integers \(B, T\)"),
-        (lambda m: m(torch.zeros(0, 3, dtype=torch.long)), r"integers \(B, T\)"),
+        (lambda m: m(torch.zeros(3, dtype=torch.long)), r"int32 \(B, T\)"),
+        (lambda m: m(torch.zeros(0, 3, dtype=torch.long)), r"int32 \(B, T\)"),
         (lambda m: m(torch.zeros(2, 3)), "torch.float32"),
+        (lambda m: m(ids().to(torch.int16)), "int64 or int32 .* not torch.int16"),
+        (lambda m: m(ids(), logits_to_keep=-1), "must not be negative: -1"),
+        (
+            lambda m: model(model_type="gpt2")(ids(), position_ids=torch.arange(9)[None] - 1),
+            "position -1",
+        ),
         (lambda m: m(ids(), attention_mask=torch.ones(2, 8)), r"\(2, 8\) should be .*\(2, 9\)"),
         (lambda m: m(ids(), position_ids=torch.zeros(2, 8)), r"position_ids \(2, 8\)"),
         (lambda m: m.make_cache("sliding", batch_size=2), "sliding_window"),

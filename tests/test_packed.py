@@ -282,6 +282,18 @@ def test_a_compiler_gets_attention_whole_where_registers_would_not_hold_its_sums
 
 
 @torch.no_grad()
+def test_few_digits_on_the_way_leave_no_trace_in_the_turns():
+    packed = PackedLM(small())
+    table, floor = packed.table.clone(), packed.floor.clone()
+    packed.bfloat16().float()
+    assert torch.equal(packed.table, table) and torch.equal(packed.floor, floor)
+    packed, model, ids = PackedLM(small()).double(), small().double(), torch.tensor([[3, 5, 8]])
+    cache = packed.make_cache(batch_size=1)
+    found = torch.cat([packed(ids[:, t : t + 1], cache=cache) for t in range(3)], 1)
+    torch.testing.assert_close(found, model(ids), atol=1e-6, rtol=1e-5)
+
+
+@torch.no_grad()
 def test_panels_follow_their_matrix():
     matrix = PackedMatrix(torch.randn(32, 8))
     matrix.lay_out_panels()

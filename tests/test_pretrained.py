@@ -164,6 +164,11 @@ def test_a_missing_shard_and_a_lying_index_are_named(checkpoint, tmp_path):
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
     with pytest.raises(ValueError, match=r"model\.invented\.weight"):
         from_pretrained(tmp_path)
+    for places, message in (({"a": "../b.safetensors"}, r"\.\./b"), (["x"], "has no weight_map")):
+        index["weight_map"] = places
+        (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+        with pytest.raises(ValueError, match=message):
+            from_pretrained(tmp_path)
 
 
 @torch.no_grad()
@@ -201,6 +206,10 @@ def spoil(folder, change):
         (
             lambda t: t.update({"model.norm.weight": torch.zeros(31)}),
             r"model\.norm\.weight is \(31,\), the config wants \(32,\)",
+        ),
+        (
+            lambda t: t.update({"model.norm.weight": torch.ones(32, dtype=torch.long)}),
+            r"model\.norm\.weight holds torch\.int64, not floating-point numbers",
         ),
         (
             lambda t: (
@@ -358,6 +367,8 @@ def test_saving_removes_its_own_old_files_and_no_others(checkpoint, tmp_path):
         ("qwen2", {"head_dim": 16}, "head_dim=16"),
         ("mistral", {"attention_bias": True}, "attention_bias=True"),
         ("qwen3", {"mlp_bias": True}, "mlp_bias=True"),
+        ("llama", {"sliding_window": 4}, "sliding_window=4"),
+        ("gemma", {"hidden_act": "gelu"}, "hidden_act='gelu'"),
     ],
 )
 def test_what_no_file_of_the_family_can_say_is_not_saved(family, change, lost, tmp_path):
@@ -365,6 +376,19 @@ def test_what_no_file_of_the_family_can_say_is_not_saved(family, change, lost, t
     with pytest.raises(ValueError, match=f"{family} config.json has no place for .*{lost}"):
         save_pretrained(CausalLM(config), None, tmp_path / "o")
     assert not (tmp_path / "o").exists()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["gelu_tanh", "gelu_sigmoid", "relu_squared", "gelu", "swish"])
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+def test_activations_are_saved_under_names_that_transformers_knows(family, name, tmp_path):
+    config = ModelConfig(
+        97, 32, 2, 4, 48, model_type=family, hidden_act=name, initializer_range=0.3
+    )
+    model, (ids, _, _) = CausalLM(config).eval(), ragged()
+    save_pretrained(model, None, tmp_path)
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
+    torch.testing.assert_close(model(ids), theirs(ids).logits, atol=1e-4, rtol=1e-4)
 
 
 @torch.no_grad()
@@ -398,8 +422,8 @@ def test_dtypes_have_names(checkpoint):
     for name, wanted in (("bfloat16", torch.bfloat16), ("auto", torch.float32)):
         model, _ = from_pretrained(folder, dtype=name)
         assert {p.dtype for p in model.parameters()} == {wanted}
-    for name in ("half-life", "nn"):
-        with pytest.raises(ValueError, match=f"unknown dtype '{name}'"):
+    for name in ("half-life", "nn", "int32"):
+        with pytest.raises(ValueError, match=f"unknown dtype '{name}' for weights"):
             from_pretrained(folder, dtype=name)
 
 
