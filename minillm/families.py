@@ -154,8 +154,8 @@ def _read_rope(found: dict[str, Any], data: Mapping[str, Any]) -> None:
     if kind != "default":
         if kind in ("llama3", "yarn"):
             key = "original_max_position_embeddings"
-            both.setdefault(key, data.get("max_position_embeddings"))
-            both[key] = found.pop(key, both[key])  # one outside counts, as in transformers
+            inside = both.get(key, data.get("max_position_embeddings"))
+            both[key] = found.pop(key, inside)  # one outside counts, as in transformers
         found["rope_scaling"] = {"rope_type": kind, **both}
 
 
@@ -196,6 +196,7 @@ def write_config(config: ModelConfig) -> dict[str, Any]:
     data = {f.name: getattr(config, f.name) for f in fields(config)}
     for key in ("rms_norm_eps", "rope_theta", "attention_dropout", "initializer_range"):
         data[key] = float(data[key])  # transformers 5 takes no whole number there
+    data["hidden_act"] = _ACTIVATIONS.get(config.hidden_act, config.hidden_act)
     latent = ("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
     drop = {"parallel_attn", "num_ln_in_parallel_attn", "rope_interleave"}
     drop |= set() if family.latent else set(latent)
@@ -216,8 +217,6 @@ def write_config(config: ModelConfig) -> dict[str, Any]:
         extra |= {"use_sliding_window": True, "max_window_layers": 0}
     theirs = _SPELLING.get(kind, {})
     data = {theirs.get(k, k): v for k, v in data.items() if k not in drop}
-    for key in {"hidden_act", theirs.get("hidden_act")} & set(data):
-        data[key] = _ACTIVATIONS.get(data[key], data[key])
     if isinstance(data.get("eos_token_id"), tuple):
         data["eos_token_id"] = list(data["eos_token_id"])
     if data.get("rope_scaling") is not None:
