@@ -4,9 +4,9 @@
     python tools/build.py pull  [MODULE ...]     carry edits of minillm/*.py back into their cells
     python tools/build.py check                  fail if the two differ; say what mends it
 
-A notebook names its module with `#| default_exp rope`; a cell whose first line is `#| export`
-belongs to that module, one that begins with `#| export cache` to another. The first marked cell of
-a module opens with its docstring. Imports of all its cells are gathered at the top; `__all__` is
+A notebook names its module with `#| default_exp nn.rope`; a cell whose first line is `#| export`
+belongs to that module, one with `#| export cache.base` to another. The first marked cell of a module
+opens with its docstring. Imports of all its cells are gathered at the top; `__all__` is
 made from the public names, and from names passed on with `from a import b as b`.
 """
 
@@ -26,7 +26,7 @@ from difflib import SequenceMatcher
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-MARK = re.compile(r"#\|\s*(default_exp|export)(?:[ \t]+(\w+))?[ \t]*$")
+MARK = re.compile(r"#\|\s*(default_exp|export)(?:[ \t]+(\w+(?:\.\w+)*))?[ \t]*$")
 HEADER = "# Built from notebooks/{}: edit there, then make build."
 HEADER_RE = re.compile(r"^# Built from notebooks/(.+?): edit there, then make build\.$", re.M)
 
@@ -126,12 +126,29 @@ def write(path: Path, text: str) -> bool:
     """Replace `path` atomically, only when its content changes."""
     if path.exists() and path.read_text(encoding="utf-8") == text:
         return False
+    path.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     with os.fdopen(handle, "w", encoding="utf-8") as file:
         file.write(text)
     os.chmod(temporary, 0o644)
     os.replace(temporary, path)
     return True
+
+
+def module_path(root: Path, module: str) -> Path:
+    """Where a module stands: `nn.rope` in `minillm/nn/rope.py`."""
+    return root.joinpath("minillm", *module.split(".")).with_suffix(".py")
+
+
+def shown(module: str) -> str:
+    """The path of a module as messages name it."""
+    return module_path(Path(), module).as_posix()
+
+
+def module_name(root: Path, path: str | Path) -> str:
+    """The module that a file or a name stands for: `minillm/nn/rope.py` or `nn.rope`."""
+    parts = Path(path).with_suffix("").parts if str(path).endswith(".py") else (str(path),)
+    return ".".join(parts[parts.index("minillm") + 1 :] if "minillm" in parts else parts)
 
 
 def ruff(text: str, name: str, root: Path) -> str:
@@ -146,7 +163,7 @@ def ruff(text: str, name: str, root: Path) -> str:
             "ruff",
             *command,
             "--stdin-filename",
-            f"minillm/{name}.py",
+            shown(name),
             "-",
         ]
         done = subprocess.run(command, input=text, capture_output=True, text=True, cwd=root)
@@ -196,7 +213,7 @@ def owners(root: Path) -> dict[str, Notebook]:
         for module in notebook.marked:
             if module in found:
                 both = f"{found[module].path.name} and {notebook.path.name}"
-                raise BuildError(f"minillm/{module}.py is claimed by {both}")
+                raise BuildError(f"{shown(module)} is claimed by {both}")
             found[module] = notebook
     return found
 
@@ -208,7 +225,7 @@ def build(root: Path = ROOT, only: Iterable[str] = ()) -> list[str]:
     for module, notebook in owners(root).items():
         if not only or notebook.path.name in only:
             text = render(notebook, module, root)
-            if write(root / "minillm" / f"{module}.py", text):
+            if write(module_path(root, module), text):
                 changed.append(module)
     return changed
 
@@ -217,19 +234,18 @@ def drift(root: Path = ROOT) -> list[str]:
     """One line for each difference, naming the command that mends it."""
     problems, owned = [], owners(root)
     for module, notebook in owned.items():
-        path, text = root / "minillm" / f"{module}.py", render(notebook, module, root)
+        path, text = module_path(root, module), render(notebook, module, root)
         if not path.exists():
-            problems.append(f"minillm/{module}.py is missing: run make build")
+            problems.append(f"{shown(module)} is missing: run make build")
         elif path.read_text(encoding="utf-8") != text:
             mend = which_command(root, path, notebook.path, text)
-            problems.append(
-                f"minillm/{module}.py differs from notebooks/{notebook.path.name}: {mend}"
-            )
-    for path in sorted((root / "minillm").glob("*.py")):
+            problems.append(f"{shown(module)} differs from notebooks/{notebook.path.name}: {mend}")
+    for path in sorted((root / "minillm").rglob("*.py")):
         header = HEADER_RE.search(path.read_text(encoding="utf-8"))
-        if header and path.stem not in owned:
+        name = path.relative_to(root)
+        if header and module_name(root, name) not in owned:
             problems.append(
-                f"minillm/{path.name} says it is built from {header[1]}, which no longer exports it"
+                f"{name.as_posix()} says it is built from {header[1]}, which no longer exports it"
             )
     return problems
 
@@ -256,10 +272,10 @@ def which_command(root: Path, module: Path, notebook: Path, built: str) -> str:
 
 def pull(root: Path = ROOT, only: Iterable[str] = ()) -> list[str]:
     """Carry edits of minillm/*.py back into their cells; returns the notebooks that changed."""
-    only = {Path(name).stem for name in only}
+    only = {module_name(root, name) for name in only}
     changed: dict[str, None] = {}
     for module, notebook in owners(root).items():
-        path = root / "minillm" / f"{module}.py"
+        path = module_path(root, module)
         if (only and module not in only) or not path.exists():
             continue
         text = path.read_text(encoding="utf-8")
@@ -273,11 +289,11 @@ def pull(root: Path = ROOT, only: Iterable[str] = ()) -> list[str]:
 
 def pull_module(notebook: Notebook, module: str, text: str, root: Path) -> None:
     """Rewrite the cells of `module` so that they say what `text` says."""
-    theirs = split(text, f"minillm/{module}.py")
+    theirs = split(text, f"{shown(module)}")
     built = split(render(notebook, module, root), module)
     ours = notebook.segments(module)
     if not theirs or not theirs[0].is_docstring:
-        raise BuildError(f"minillm/{module}.py: the module docstring is missing")
+        raise BuildError(f"{shown(module)}: the module docstring is missing")
     if ast.unparse(theirs[0].node) != ast.unparse(ours[0].node):
         ours[0].text = theirs[0].text
     body = [s for s in ours[1:] if not s.is_import]
@@ -352,7 +368,7 @@ def sync(name: str) -> None:
     )
     only_check = "PYTEST_VERSION" in os.environ or Path.cwd().name == "build"
     for module in notebook.marked:
-        path, text = ROOT / "minillm" / f"{module}.py", render(notebook, module, ROOT)
+        path, text = module_path(ROOT, module), render(notebook, module, ROOT)
         same = path.exists() and path.read_text(encoding="utf-8") == text
         if unsaved:
             print(
@@ -360,14 +376,14 @@ def sync(name: str) -> None:
             )
             return
         if not same and only_check:
-            raise BuildError(f"minillm/{module}.py differs from notebooks/{name}: run make build")
+            raise BuildError(f"{shown(module)} differs from notebooks/{name}: run make build")
         if not same:
             write(path, text)
             print(
-                f"minillm/{module}.py rebuilt: restart kernels that have imported it",
+                f"{shown(module)} rebuilt: restart kernels that have imported it",
                 file=sys.stderr,
             )
-        print(f"minillm/{module}.py is what this notebook says")
+        print(f"{shown(module)} is what this notebook says")
 
 
 def main(argv: list[str] | None = None) -> int:
