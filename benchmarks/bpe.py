@@ -28,10 +28,10 @@ import tiktoken
 import tokenizers
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers, trainers
 
-from minillm.bpe_trainer import count_words
-from minillm.pretokenizer import GPT2_PATTERN, GPT4_PATTERN, PreTokenizer
-from minillm.stories import StoryLanguage
-from minillm.tokenizer import BPETokenizer
+from minillm.stories.language import StoryLanguage
+from minillm.tokenizer.bpe import BPETokenizer
+from minillm.tokenizer.pretokenizer import GPT2_PATTERN, GPT4_PATTERN, PreTokenizer
+from minillm.tokenizer.trainer import count_words
 
 SEPARATOR = "\n\n"
 

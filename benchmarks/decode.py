@@ -18,9 +18,9 @@ import time
 import torch
 import transformers
 
-from minillm.generation import generate
-from minillm.packed import PackedLM
-from minillm.pretrained import from_pretrained
+from minillm.fast.packed import PackedLM
+from minillm.generation.decoding import generate
+from minillm.pretrained.load import from_pretrained
 
 SHAPES = {
     "28M": (4096, 512, 8, 8, 4, 1408),

@@ -19,9 +19,11 @@ from collections.abc import Callable
 import torch
 import transformers
 
-from minillm.generation import generate
-from minillm.model import CausalLM, ModelConfig
-from minillm.train import TrainConfig, Trainer, WindowBatches
+from minillm.config import ModelConfig
+from minillm.generation.decoding import generate
+from minillm.model import CausalLM
+from minillm.training.data import WindowBatches
+from minillm.training.trainer import TrainConfig, Trainer
 
 SHAPES = {
     "tiny": (512, 64, 2, 4, 176, 2),

@@ -17,9 +17,11 @@ import torch
 import torch.nn.functional as F
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from minillm.model import CausalLM, ModelConfig
-from minillm.optim import decay_groups
-from minillm.train import TrainConfig, Trainer, WindowBatches
+from minillm.config import ModelConfig
+from minillm.model import CausalLM
+from minillm.training.data import WindowBatches
+from minillm.training.optim import decay_groups
+from minillm.training.trainer import TrainConfig, Trainer
 
 SHAPE = {
     "vocab_size": 2048,

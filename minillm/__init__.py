@@ -11,18 +11,25 @@ from typing import Any
 __version__ = "0.1.0"
 
 _PUBLIC = {
-    "stories": ["StoryLanguage"],
+    "stories.language": ["StoryLanguage"],
     "ngram": ["NGramModel", "bits_per_byte", "viterbi_segment"],
-    "tokenizer": ["BPETokenizer"],
-    "multihead": ["MultiHeadAttention", "MultiHeadLatentAttention"],
-    "rope": ["RotaryEmbedding", "rope_frequencies"],
-    "layers": ["ACTIVATIONS", "GatedMLP", "LayerNorm", "MLP", "RMSNorm"],
-    "cache": ["KVCache", "make_cache"],
-    "sampling": ["GREEDY", "Sampler", "beam_search"],
-    "train": ["AdamW", "TokenDataset", "TrainConfig", "Trainer", "cosine_schedule", "get_batch"],
-    "model": ["CausalLM", "Decoder", "DecoderLayer", "ModelConfig"],
-    "generation": ["generate", "speculative_generate", "stream_text"],
-    "pretrained": ["from_pretrained", "save_pretrained"],
+    "tokenizer.bpe": ["BPETokenizer"],
+    "nn.multihead": ["MultiHeadAttention"],
+    "nn.mla": ["MultiHeadLatentAttention"],
+    "nn.rope": ["RotaryEmbedding"],
+    "nn.rope_scaling": ["rope_frequencies"],
+    "nn.layers": ["ACTIVATIONS", "GatedMLP", "LayerNorm", "MLP", "RMSNorm"],
+    "cache.base": ["KVCache", "make_cache"],
+    "generation.sampling": ["GREEDY", "Sampler"],
+    "generation.search": ["beam_search"],
+    "training.optim": ["AdamW", "cosine_schedule"],
+    "training.data": ["TokenDataset", "get_batch"],
+    "training.trainer": ["TrainConfig", "Trainer"],
+    "model": ["CausalLM", "Decoder", "DecoderLayer"],
+    "config": ["ModelConfig"],
+    "generation.decoding": ["generate", "stream_text"],
+    "generation.speculative": ["speculative_generate"],
+    "pretrained.load": ["from_pretrained", "save_pretrained"],
 }
 _MODULE_OF = {name: module for module, names in _PUBLIC.items() for name in names}
 

@@ -25,7 +25,7 @@ __all__ = ["main", "parser", "run"]
 def main(argv: list[str] | None = None) -> int:
     """Run a command; a caller's mistake is one line on the error channel and exit code 1."""
     arguments = parser().parse_args(argv)
-    from minillm.checkpoint import CheckpointError
+    from minillm.training.checkpoint import CheckpointError
 
     try:
         arguments.command(arguments)
@@ -157,7 +157,7 @@ def generate_text(a: argparse.Namespace) -> None:
 
 def evaluate_folder(a: argparse.Namespace) -> None:
     """Print bits per byte on held-out stories, the floor, and how many samples are stories."""
-    from minillm.train import evaluate
+    from minillm.training.loss import evaluate
 
     model, tokenizer = _load(a)
     grammar = language(a.corpus)
@@ -182,8 +182,8 @@ def _sample(
     """`count` continuations of a prompt, without the end token."""
     import torch
 
-    from minillm.generation import generate
-    from minillm.sampling import GREEDY, Sampler
+    from minillm.generation.decoding import generate
+    from minillm.generation.sampling import GREEDY, Sampler
 
     ids = tokenizer.encode_ordinary(prompt)
     begin = model.config.bos_token_id
@@ -211,7 +211,7 @@ def _sample(
 def _load(a: argparse.Namespace) -> tuple[Any, Any]:
     import torch
 
-    from minillm.pretrained import from_pretrained
+    from minillm.pretrained.load import from_pretrained
 
     if not a.folder.is_dir():
         raise FileNotFoundError(f"there is no folder {a.folder}")
@@ -222,7 +222,7 @@ def _load(a: argparse.Namespace) -> tuple[Any, Any]:
 
 
 def run() -> NoReturn:
-    """The program; under torchrun it ends at once, freeing nothing (`minillm.distributed.stop`)."""
+    """The program; under torchrun it ends at once, freeing nothing (see `distributed.stop`)."""
     code = main()
     if "WORLD_SIZE" in os.environ:
         sys.stdout.flush()

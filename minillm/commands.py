@@ -16,8 +16,9 @@ __all__ = ["device", "train"]
 
 def train(a: argparse.Namespace) -> None:
     """Train, and save the model with its tokenizer."""
-    from minillm import distributed
-    from minillm.train import Trainer, evaluate, token_byte_lengths
+    from minillm.training import distributed
+    from minillm.training.loss import evaluate, token_byte_lengths
+    from minillm.training.trainer import Trainer
 
     place = distributed.start(device(a))
     try:
@@ -51,10 +52,10 @@ def train(a: argparse.Namespace) -> None:
 def _prepare(a: argparse.Namespace) -> Any:
     """Make sure that the folder is free; make the tokenizer and, of a file, the token file."""
     from minillm import record
-    from minillm.data import TokenDataset
-    from minillm.metrics import check_free
-    from minillm.pretrained import check_savable
-    from minillm.tokenizer import BPETokenizer
+    from minillm.pretrained.load import check_savable
+    from minillm.tokenizer.bpe import BPETokenizer
+    from minillm.training.data import TokenDataset
+    from minillm.training.trainer import check_free
 
     if not a.resume:
         check_free(a.out, "give --resume to go on, or another --out")
@@ -88,7 +89,7 @@ def _prepare(a: argparse.Namespace) -> Any:
 
 def _model_config(a: argparse.Namespace, tokenizer: Any) -> Any:
     from minillm.config import ModelConfig
-    from minillm.files import read_json
+    from minillm.utils import read_json
 
     if a.init_from is not None:
         return ModelConfig.from_dict(read_json(a.init_from / "config.json"))
@@ -125,7 +126,7 @@ def _model(a: argparse.Namespace, tokenizer: Any) -> Any:
     import torch
 
     from minillm.model import CausalLM
-    from minillm.pretrained import from_pretrained
+    from minillm.pretrained.load import from_pretrained
 
     if a.init_from is not None:
         return from_pretrained(a.init_from, dtype=torch.float32)[0]
@@ -133,7 +134,7 @@ def _model(a: argparse.Namespace, tokenizer: Any) -> Any:
 
 
 def _config(a: argparse.Namespace) -> Any:
-    from minillm.train import TrainConfig
+    from minillm.training.trainer import TrainConfig
 
     return TrainConfig(
         a.steps,
@@ -160,10 +161,11 @@ def _finish(
     """Save the model where `from_pretrained` finds it, and say how it was made."""
     import torch
 
-    from minillm import distributed, record
-    from minillm.checkpoint import load_model_tensors
+    from minillm import record
     from minillm.model import CausalLM
-    from minillm.pretrained import save_pretrained
+    from minillm.pretrained.load import save_pretrained
+    from minillm.training import distributed
+    from minillm.training.checkpoint import load_model_tensors
 
     model = CausalLM(trainer.model.config)
     load_model_tensors(model, tensors)
@@ -179,9 +181,9 @@ def _finish(
 
 def _early_text(a: argparse.Namespace, model: Any, tokenizer: Any) -> str:
     """A text of the model now; of a sharded one by a whole copy in process 0: all must call it."""
-    from minillm import distributed
-    from minillm.checkpoint import load_model_tensors
     from minillm.model import CausalLM
+    from minillm.training import distributed
+    from minillm.training.checkpoint import load_model_tensors
 
     if distributed.is_sharded(model):
         tensors, place = distributed.whole_tensors(model), next(model.parameters()).device
@@ -196,8 +198,8 @@ def _sample(model: Any, tokenizer: Any, seed: int) -> str:
     """The beginning of a text that the model writes at this moment."""
     import torch
 
-    from minillm.generation import generate
-    from minillm.sampling import Sampler
+    from minillm.generation.decoding import generate
+    from minillm.generation.sampling import Sampler
 
     end = tokenizer.eos_token_id
     begin = torch.tensor([[end]], device=model.lm_head.weight.device)
@@ -215,7 +217,7 @@ def _show(record: dict[str, Any]) -> None:
 
 
 def _tokenizer(folder: Path) -> Any:
-    from minillm.tokenizer_loading import load_tokenizer
+    from minillm.tokenizer.hf_wrapper import load_tokenizer
 
     tokenizer = load_tokenizer(folder)
     if tokenizer is None:
@@ -227,7 +229,7 @@ def device(a: argparse.Namespace) -> Any:
     """The device of --device, or the best there is."""
     import torch
 
-    from minillm.device import pick_device
+    from minillm.utils import pick_device
 
     if not a.device:
         return pick_device()

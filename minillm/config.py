@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from minillm.layers import ACTIVATIONS
+from minillm.nn.layers import ACTIVATIONS
 
 __all__ = ["FAMILIES", "Family", "ModelConfig"]
 
@@ -189,7 +189,7 @@ class ModelConfig(_Keys):
 
         Raises: ValueError with the known names.
         """
-        from minillm.presets import PRESETS
+        from minillm.pretrained.presets import PRESETS
 
         if name not in PRESETS:
             raise ValueError(f"no preset {name!r}; there are {', '.join(PRESETS)}")
@@ -201,12 +201,12 @@ class ModelConfig(_Keys):
 
         Raises: ValueError if it lacks a size or asks for something that we do not compute.
         """
-        from minillm.families import read_config
+        from minillm.pretrained.families import read_config
 
         return cls(**read_config(data))
 
     def to_dict(self) -> dict[str, Any]:
         """A `config.json` that transformers reads; the inverse of `from_dict`."""
-        from minillm.families import write_config
+        from minillm.pretrained.families import write_config
 
         return write_config(self)

@@ -20,7 +20,7 @@ def is_file(a: argparse.Namespace) -> bool:
 
 def language(corpus: str) -> Any:
     """The story language of `stories-en` or `stories-zh`."""
-    from minillm.stories import StoryLanguage
+    from minillm.stories.language import StoryLanguage
 
     return StoryLanguage(corpus.removeprefix("stories-"))
 
@@ -58,15 +58,9 @@ def check_source(a: argparse.Namespace) -> None:
 
 def source(a: argparse.Namespace, tokenizer: Any) -> Any:
     """Fresh stories, the documents of a file, or random windows of it."""
-    from minillm.decks import DeckDocuments
-    from minillm.exact import ExactBatches
-    from minillm.train import (
-        DocumentBatches,
-        FileDocuments,
-        StoryDocuments,
-        TokenDataset,
-        WindowBatches,
-    )
+    from minillm.stories.curriculum import DeckDocuments, ExactBatches
+    from minillm.training.data import TokenDataset, WindowBatches
+    from minillm.training.documents import DocumentBatches, FileDocuments, StoryDocuments
 
     usual = "windows" if is_file(a) else "packed" if a.compile else "padded"  # packed: one shape
     layout, end, encode = a.layout or usual, tokenizer.eos_token_id, tokenizer.encode_ordinary

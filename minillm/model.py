@@ -1,4 +1,4 @@
-"""The model: the stack of decoder layers, and a causal language model on top.
+"""The model: decoder layers in a stack, and a causal language model on top.
 
 Notebook 10 assembles them from the pieces of notebooks 03 to 07. Modules are named as in Hugging
 Face's Llama, so that the weights of Llama-like checkpoints load with no renaming.
@@ -12,14 +12,102 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from minillm.attention import build_mask
-from minillm.block import DecoderLayer as DecoderLayer
-from minillm.block import make_norm
-from minillm.cache import KVCache, make_cache
-from minillm.config import ModelConfig as ModelConfig
-from minillm.rope import RotaryEmbedding
+from minillm.cache.base import KVCache, make_cache
+from minillm.config import ModelConfig
+from minillm.nn.attention import build_mask
+from minillm.nn.layers import MLP, GatedMLP, LayerNorm, RMSNorm
+from minillm.nn.mla import MultiHeadLatentAttention
+from minillm.nn.multihead import MultiHeadAttention
+from minillm.nn.rope import RotaryEmbedding, Rotation
 
-__all__ = ["CausalLM", "Decoder", "DecoderLayer", "ModelConfig", "product_dtype"]
+__all__ = ["CausalLM", "Decoder", "DecoderLayer", "make_norm", "product_dtype"]
+
+
+def make_norm(c: ModelConfig, size: int | None = None) -> nn.Module:
+    """The family's normalisation over `size` numbers (default: the hidden size)."""
+    size = c.hidden_size if size is None else size
+    if c.family.layer_norm:
+        return LayerNorm(size, eps=c.rms_norm_eps)
+    return RMSNorm(size, eps=c.rms_norm_eps, offset=c.family.norm_offset)
+
+
+class _HeadNorm(RMSNorm):
+    """RMSNorm within a head: gives back its input's dtype, whatever its weight's (autocast)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).to(x.dtype)
+
+
+def _latent_scale(c: ModelConfig) -> float:
+    """1 / sqrt(key size), times YaRN's second factor where the config asks for it (DeepSeek-V3)."""
+    scale = (c.qk_nope_head_dim + c.qk_rope_head_dim) ** -0.5
+    scaling = c.rope_scaling or {}
+    if scaling.get("mscale_all_dim") and (scaling.get("factor") or 1.0) > 1.0:
+        scale *= (0.1 * scaling["mscale_all_dim"] * math.log(scaling["factor"]) + 1.0) ** 2
+    return scale
+
+
+def _attention(c: ModelConfig) -> nn.Module:
+    """The family's attention: heads with keys of their own, shared keys, or a latent."""
+    if c.family.latent:
+        return MultiHeadLatentAttention(
+            c.hidden_size,
+            c.num_attention_heads,
+            kv_lora_rank=c.kv_lora_rank,
+            qk_nope_head_dim=c.qk_nope_head_dim,
+            qk_rope_head_dim=c.qk_rope_head_dim,
+            v_head_dim=c.v_head_dim,
+            q_lora_rank=c.q_lora_rank,
+            norm=lambda size: _HeadNorm(size, eps=1e-6),  # as published, whatever rms_norm_eps says
+            scale=_latent_scale(c),
+        )
+    return MultiHeadAttention(
+        c.hidden_size,
+        c.num_attention_heads,
+        num_kv_heads=c.num_key_value_heads,
+        head_dim=c.head_dim,
+        bias=c.attention_bias or c.family.qkv_bias,
+        out_bias=c.attention_bias,
+        qk_norm=(lambda size: _HeadNorm(size, eps=c.rms_norm_eps)) if c.family.qk_norm else None,
+        dropout=c.attention_dropout,
+    )
+
+
+class DecoderLayer(nn.Module):
+    """Attention, then the feed-forward block, each on a normalised copy and added back (pre-norm).
+
+    Falcon computes both side by side, from one normalised copy or from one each.
+    Shape: (B, T, C) -> (B, T, C).
+    """
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        c, sizes = config, (config.hidden_size, config.intermediate_size)
+        self.parallel = c.parallel_attn
+        self.input_layernorm = make_norm(c)
+        self.self_attn = _attention(c)
+        if not self.parallel or c.num_ln_in_parallel_attn == 2:
+            self.post_attention_layernorm = make_norm(c)
+        block = GatedMLP if c.family.gated else MLP
+        self.mlp = block(*sizes, activation=c.hidden_act, bias=c.mlp_bias)
+
+    def forward(
+        self,
+        x: Tensor,
+        *,
+        rope: Rotation | None = None,
+        mask: Tensor | None = None,
+        is_causal: bool = False,
+        cache: Any = None,
+    ) -> Tensor:
+        normed = self.input_layernorm(x)
+        attended = self.self_attn(normed, rope=rope, mask=mask, is_causal=is_causal, cache=cache)
+        if self.parallel:
+            two_norms = hasattr(self, "post_attention_layernorm")
+            normed = self.post_attention_layernorm(x) if two_norms else normed
+            return x + attended + self.mlp(normed)
+        x = x + attended
+        return x + self.mlp(self.post_attention_layernorm(x))
 
 
 class _Parts(nn.Module):
@@ -277,7 +365,7 @@ class CausalLM(_Counted):
         max_length: int | None = None,
         **options: Any,
     ) -> KVCache:
-        """An empty cache of the model's shape, dtype and device; kinds as in `minillm.cache`.
+        """An empty cache of the model's shape, dtype and device; kinds as in `minillm.cache.base`.
 
         Inside `torch.autocast` keys and values come in its dtype, so the cache takes that.
         Raises: ValueError for a sliding cache where the model does read all the past.
@@ -298,7 +386,7 @@ class CausalLM(_Counted):
 
     @classmethod
     def from_pretrained(cls, name: str, **options: Any) -> "CausalLM":
-        """The model of a checkpoint, without its tokenizer; see `minillm.pretrained`."""
-        from minillm.pretrained import from_pretrained
+        """The model of a checkpoint, without its tokenizer; see `minillm.pretrained.load`."""
+        from minillm.pretrained.load import from_pretrained
 
         return from_pretrained(name, **options)[0]

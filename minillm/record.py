@@ -9,8 +9,8 @@ from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
-from minillm.data import check_settings
-from minillm.files import read_json, write_json
+from minillm.training.data import check_settings
+from minillm.utils import read_json, write_json
 
 __all__ = ["begin", "check_same", "finish", "options"]
 

@@ -12,13 +12,13 @@ from safetensors.torch import load_file
 
 from minillm.__main__ import parser
 from minillm.corpora import stories
-from minillm.generation import generate
-from minillm.packed import PackedLM
-from minillm.pretrained import from_pretrained
+from minillm.fast.packed import PackedLM
+from minillm.generation.decoding import generate
+from minillm.generation.sampling import Sampler
+from minillm.pretrained.load import from_pretrained
 from minillm.record import options
-from minillm.sampling import Sampler
-from minillm.stories import StoryLanguage
-from minillm.train import evaluate
+from minillm.stories.language import StoryLanguage
+from minillm.training.loss import evaluate
 
 FOLDER = Path(__file__).parents[1] / "assets/stories-en"
 

@@ -14,13 +14,14 @@ from tokenizer_folders import write
 
 from minillm import commands, corpora
 from minillm.__main__ import main
-from minillm.checkpoint import newest_checkpoint
 from minillm.corpora import END, stories
-from minillm.generation import generate
-from minillm.pretrained import from_pretrained, load_tokenizer
-from minillm.stories import StoryLanguage
-from minillm.tokenizer import BPETokenizer
-from minillm.train import evaluate
+from minillm.generation.decoding import generate
+from minillm.pretrained.load import from_pretrained
+from minillm.stories.language import StoryLanguage
+from minillm.tokenizer.bpe import BPETokenizer
+from minillm.tokenizer.hf_wrapper import load_tokenizer
+from minillm.training.checkpoint import newest_checkpoint
+from minillm.training.loss import evaluate
 
 SMALL = ["--device", "cpu", "--hidden-size", "32", "--layers", "1", "--batch-size", "2", "--quiet"]
 SMALL += ["--warmup", "2", "--lr", "5e-3", "--vocab-size", "1000", "--held-out", "3"]
@@ -264,7 +265,7 @@ def test_train_on_a_text_file(tmp_path, layout, capsys):
     options = [*SMALL, "--layout", layout, "--context-length", 40, "--vocab-size", 290]
     assert run("train", "--out", out, "--steps", 3, "--corpus", text, *options) == 0
     assert "parameters" in capsys.readouterr().out
-    from minillm.train import TokenDataset
+    from minillm.training.data import TokenDataset
 
     _, tokenizer = from_pretrained(out)
     data = TokenDataset(out / "tokens.npy", end_id=tokenizer.eos_token_id)

@@ -14,7 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from minillm.config import FAMILIES, ModelConfig
 from minillm.model import CausalLM
-from minillm.presets import PRESETS
+from minillm.pretrained.presets import PRESETS
 
 SIZES = {"vocab_size": 64, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4}
 LLAMA = {**SIZES, "intermediate_size": 24}

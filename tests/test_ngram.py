@@ -24,7 +24,7 @@ from minillm.ngram import (
     viterbi_segment,
     word_pieces,
 )
-from minillm.stories import StoryLanguage
+from minillm.stories.language import StoryLanguage
 
 SEQUENCES = [list(s) for s in ("AB", "ABC", "BAB", "CA")]
 STORIES = StoryLanguage("en").corpus(60, seed=1)

@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 
 import transformers
-from test_tokenizer import NATURAL
+from tokenizer_texts import NATURAL
 from tokenizers import (
     AddedToken,
     Regex,

@@ -5,8 +5,8 @@
     python tools/build.py check                  fail if the two differ; say what mends it
 
 A notebook names its module with `#| default_exp nn.rope`; a cell whose first line is `#| export`
-belongs to that module, one with `#| export cache.base` to another. The first marked cell of a module
-opens with its docstring. Imports of all its cells are gathered at the top; `__all__` is
+belongs to that module, one with `#| export cache.base` to another. The first marked cell of a
+module opens with its docstring. Imports of all its cells are gathered at the top; `__all__` is
 made from the public names, and from names passed on with `from a import b as b`.
 """
 

@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from minillm.attention import attention, build_mask
 from minillm.exercises import exercise
+from minillm.nn.attention import attention, build_mask
 
 
 def _close(ours: Tensor, expected: Tensor, tolerance: float = 1e-5) -> bool:

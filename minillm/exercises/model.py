@@ -9,9 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from minillm.config import ModelConfig
 from minillm.exercises import exercise
-from minillm.generation import generate
-from minillm.model import CausalLM, ModelConfig
+from minillm.generation.decoding import generate
+from minillm.model import CausalLM
 
 _SHAPES = (  # V, C, layers, H, F, more
     (100, 32, 1, 4, 48, {}),

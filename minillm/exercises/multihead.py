@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from minillm.exercises import exercise
-from minillm.latent import latent_attention_naive
+from minillm.nn.mla import latent_attention_naive
 
 
 @exercise(

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from minillm.exercises import exercise
-from minillm.multihead import MultiHeadAttention
-from minillm.rope import RotaryEmbedding, interleaved_to_half
-from minillm.rope_scaling import rope_frequencies
+from minillm.nn.multihead import MultiHeadAttention
+from minillm.nn.rope import RotaryEmbedding, interleaved_to_half
+from minillm.nn.rope_scaling import rope_frequencies
 
 
 def _draw(*shape: int, seed: int = 0) -> Tensor:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from minillm.exercises import exercise
 
 if TYPE_CHECKING:
-    from minillm.tokenizer import BPETokenizer
+    from minillm.tokenizer.bpe import BPETokenizer
 
 
 def _replaced(ids: Sequence[int], pair: tuple[int, int], new: int) -> list[int]:
@@ -61,7 +61,7 @@ def _replace_pair(answer: Callable[[list[int], tuple[int, int], int], list[int]]
     "Write bytes_per_token(tokenizer, texts): the bytes of all texts over the number of tokens.",
 )
 def _bytes_per_token(answer: Callable[[BPETokenizer, list[str]], float]) -> str | None:
-    from minillm.tokenizer import BPETokenizer
+    from minillm.tokenizer.bpe import BPETokenizer
 
     tokenizer = BPETokenizer.train("the cat sat on the mat, 中文中文 " * 4, 290)
     texts = ["the cat", "a mat on the mat on the mat on the mat", "中文 and 𠀀"]

@@ -1,0 +1,336 @@
+"""Caches of keys and values: what all kinds agree on, the kind that grows, and whole caches.
+
+A model asks `key_positions` before each forward pass, builds its mask from them, and hands each of
+its layers `cache[i]`. Explained in notebook 07.
+"""
+
+# Built from notebooks/07_cache.ipynb: edit there, then make build.
+
+import copy
+import importlib
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+__all__ = ["CACHE_KINDS", "CacheLayer", "DynamicLayer", "KVCache", "layer_class", "make_cache"]
+
+
+def _refuse_misfit(
+    name: str, x: Tensor, shape: tuple[Any, ...], dtype: torch.dtype, device: torch.device
+) -> None:
+    """Raises: ValueError, with both sides, if `x` has another shape, dtype or device."""
+    if x.shape != shape:
+        raise ValueError(f"{name} {tuple(x.shape)} do not fit a cache of {shape}")
+    if x.dtype != dtype or x.device != device:
+        raise ValueError(f"{name} are {x.dtype} on {x.device}, the cache {dtype} on {device}")
+
+
+class _Sized:
+    """The sizes of a layer's cache, and what it lets in: keys and values that fit them."""
+
+    def __init__(
+        self,
+        batch_size: int,
+        num_kv_heads: int,
+        key_dim: int,
+        value_dim: int,
+        *,
+        max_length: int | None = None,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        self.batch_size, self.num_kv_heads = batch_size, num_kv_heads
+        self.dims, self.max_length, self.dtype = (key_dim, value_dim), max_length, dtype
+        self.device = torch.empty(0, device=device).device
+
+    def zeros(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
+        """A buffer for this layer; what is never filled must not be NaN, since 0 x NaN is NaN."""
+        with torch.inference_mode(False):  # a cache may outlive the inference mode it was made in
+            return torch.zeros(shape, dtype=dtype or self.dtype, device=self.device)
+
+    def admit(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """The two without gradients. Raises: ValueError if shape, dtype or device do not fit."""
+        T = keys.shape[2] if keys.ndim == 4 else "T"
+        for name, x, dim in (("keys", keys, self.dims[0]), ("values", values, self.dims[1])):
+            expected = (self.batch_size, self.num_kv_heads, T, dim)
+            _refuse_misfit(name, x, expected, self.dtype, self.device)
+        if keys.requires_grad or values.requires_grad:
+            return keys.detach(), values.detach()
+        return keys, values
+
+
+class _Timeline(_Sized):
+    """How many positions have passed, which ones come next, and the way back."""
+
+    length: int = 0
+
+    def reach(self, num_new: int) -> int:
+        """The length after `num_new` more positions. Raises: ValueError if they do not fit."""
+        if num_new < 1:
+            raise ValueError(f"a step has at least one new position, not {num_new}")
+        end = self.length + num_new
+        if self.max_length is not None and end > self.max_length:
+            raise ValueError(
+                f"{num_new} new positions after {self.length} exceed max_length={self.max_length}"
+            )
+        return end
+
+    def query_positions(self, num_new: int) -> Tensor:
+        """The positions of the next `num_new` tokens. Shape: -> (T,) long."""
+        return torch.arange(self.length, self.reach(num_new), device=self.device)
+
+    def key_positions(self, num_new: int) -> Tensor:
+        """The position of each key that `update` of `num_new` tokens will return; -1 where none is.
+
+        Shape: -> (S,) long.
+        """
+        return torch.arange(self.reach(num_new), device=self.device)
+
+    def check_crop(self, length: int) -> None:
+        """Raises: ValueError if the cache cannot go back to its first `length` positions."""
+        if not 0 <= length <= self.length:
+            raise ValueError(f"cannot crop {self.length} positions to {length}")
+
+    def crop(self, length: int) -> None:
+        """Go back to the first `length` positions. Raises: ValueError as `check_crop`."""
+        self.check_crop(length)
+        self.length = length
+
+    def reset(self) -> None:
+        """Forget everything; the memory stays for the next sequence."""
+        self.length = 0
+
+
+class CacheLayer(_Timeline):
+    """One layer's keys and values, without gradients; subclasses say where they lie."""
+
+    _buffers: tuple[Tensor, ...] = ()
+    _shared: bool = False
+
+    @property
+    def held(self) -> int:
+        """How many positions are stored."""
+        return self.length
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the filled positions; what two forks share counts in both."""
+        return self.held * sum(b[:, :, :1].nbytes for b in self._buffers)
+
+    def update(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Store the new tokens and return what there is to attend to, as `key_positions` told.
+
+        Shape: (B, G, T, key_dim), (B, G, T, value_dim) -> (B, G, S, key_dim), (B, G, S, value_dim).
+        Raises: ValueError if they do not fit; nothing has changed then.
+        """
+        raise NotImplementedError
+
+    def fork(self) -> "CacheLayer":
+        """A twin with the same past, in the same memory until one writes: that one copies first."""
+        twin = copy.copy(self)
+        self._shared = twin._shared = True
+        return twin
+
+    def reorder(self, rows: Tensor) -> None:
+        """Row i becomes what row rows[i] was."""
+        with torch.inference_mode(False):
+            self._buffers, self._shared = tuple(b[rows] for b in self._buffers), False
+        self.batch_size = len(rows)
+
+    def copies(self) -> tuple[Tensor, ...]:
+        """The buffers anew, for a writer that shares them."""
+        with torch.inference_mode(False):
+            return tuple(b.clone() for b in self._buffers)
+
+    def join(self, last: "CacheLayer") -> None:
+        """Called when layers become one cache, with its last layer."""
+
+
+class DynamicLayer(CacheLayer):
+    """Buffers that double when they are full: on average, a token is copied less than twice."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._buffers = self._allocate(0)
+
+    def update(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        keys, values = self.admit(keys, values)
+        start, end = self.length, self.reach(keys.shape[2])
+        if self._shared or end > self._buffers[0].shape[2]:
+            self._move(end)
+        for buffer, new in zip(self._buffers, self._encode(keys, values), strict=True):
+            buffer[:, :, start:end] = new
+        self.length = end
+        return self._decode(*(buffer[:, :, :end] for buffer in self._buffers))
+
+    def _move(self, end: int) -> None:
+        """Into buffers of our own, at least as large as before, with room for `end` positions."""
+        capacity = self._buffers[0].shape[2]
+        if end > capacity:
+            capacity = max(2 * capacity, end + 64)
+            capacity = min(capacity, self.max_length or capacity)
+        fresh = self._allocate(capacity)
+        for new, old in zip(fresh, self._buffers, strict=True):
+            new[:, :, : self.length] = old[:, :, : self.length]
+        self._buffers, self._shared = fresh, False
+
+    def _allocate(self, capacity: int) -> tuple[Tensor, ...]:
+        B, G = self.batch_size, self.num_kv_heads
+        return tuple(self.zeros(B, G, capacity, dim) for dim in self.dims)
+
+    def _encode(self, keys: Tensor, values: Tensor) -> tuple[Tensor, ...]:
+        return keys, values
+
+    def _decode(self, *buffers: Tensor) -> tuple[Tensor, Tensor]:
+        return buffers
+
+
+def _check_whole(lengths: list[int]) -> None:
+    """Raises: ValueError if some layers have taken tokens that others have not."""
+    if min(lengths) != max(lengths):
+        raise ValueError(
+            f"the layers hold {lengths} positions: a forward pass was cut off; "
+            f"call crop({lengths[-1]}) or reset()"
+        )
+
+
+class _Stack:
+    """Layers that take each forward pass together: one length, and one answer where keys are."""
+
+    def __init__(self, layers: Sequence[CacheLayer]) -> None:
+        self.layers = list(layers)
+        for layer in self.layers:
+            layer.join(self.layers[-1])
+
+    def __getitem__(self, index: int) -> CacheLayer:
+        return self.layers[index]
+
+    def __len__(self) -> int:
+        return len(self.layers)
+
+    @property
+    def length(self) -> int:
+        """How many positions have passed through all layers, padding included."""
+        return self.layers[-1].length
+
+    @property
+    def batch_size(self) -> int:
+        return self.layers[0].batch_size
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the filled positions of all layers; what two forks share counts in both."""
+        return sum(layer.nbytes for layer in self.layers)
+
+    def query_positions(self, num_new: int) -> Tensor:
+        """The positions of the next `num_new` tokens. Shape: -> (T,) long."""
+        return self.layers[0].query_positions(num_new)
+
+    def key_positions(self, num_new: int) -> Tensor:
+        """The position of each key that every layer's `update` of `num_new` tokens will return.
+
+        Ask before a forward pass. A position of -1 marks an empty slot.
+
+        Shape: -> (S,) long.
+        Raises: ValueError if they do not fit, or if the last pass was cut off between two layers.
+        """
+        if not torch.compiler.is_compiling():
+            _check_whole([layer.length for layer in self.layers])
+        return self.layers[0].key_positions(num_new)
+
+
+class KVCache(_Stack):
+    """A cache layer for each layer of a model: `cache[i].update(keys, values)`."""
+
+    def crop(self, length: int) -> None:
+        """Go back to the first `length` positions, as if the later ones had never been.
+
+        Raises: ValueError if there are fewer, or if a ring has overwritten what comes next needs.
+        """
+        for layer in self.layers:
+            layer.check_crop(length)
+        for layer in self.layers:
+            layer.crop(length)
+
+    def reset(self) -> None:
+        """Forget everything; the memory stays for the next sequence."""
+        for layer in self.layers:
+            layer.reset()
+
+    def fork(self) -> "KVCache":
+        """A twin with the same past, which the two share until one of them writes."""
+        return KVCache([layer.fork() for layer in self.layers])
+
+    def reorder(self, rows: Tensor | Sequence[int]) -> None:
+        """Row i becomes what row rows[i] was: to follow the best beams, to copy a row, to drop one.
+
+        Raises: ValueError if there is no such row.
+        """
+        rows = torch.as_tensor(rows, dtype=torch.long)
+        if rows.ndim != 1 or len(rows) == 0 or rows.min() < 0 or rows.max() >= self.batch_size:
+            raise ValueError(f"rows {rows.tolist()} of a cache with {self.batch_size} rows")
+        for layer in self.layers:
+            layer.reorder(rows.to(layer.device))
+
+
+CACHE_KINDS = {  # where each kind stands; it is imported when it is asked for
+    "dynamic": "base.DynamicLayer",
+    "static": "static.StaticLayer",
+    "sliding": "sliding.SlidingLayer",
+    "paged": "paged.PagedLayer",
+    "quantized": "quantized.QuantizedLayer",
+}
+
+
+def layer_class(kind: str) -> type[CacheLayer]:
+    """The class of cache layers of one kind."""
+    module, name = CACHE_KINDS[kind].split(".")
+    return getattr(importlib.import_module(f"minillm.cache.{module}"), name)
+
+
+def _refuse_below_one(**sizes: int | None) -> None:
+    """Raises: ValueError that names a size below 1; None is no size."""
+    for name, size in sizes.items():
+        if size is not None and size < 1:
+            raise ValueError(f"{name}={size} is below 1")
+
+
+def make_cache(
+    kind: str = "dynamic",
+    *,
+    num_layers: int,
+    batch_size: int,
+    num_kv_heads: int,
+    key_dim: int,
+    value_dim: int,
+    max_length: int | None = None,
+    window: int | None = None,
+    block_size: int = 16,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str = "cpu",
+) -> KVCache:
+    """An empty cache of one of the kinds dynamic, static, sliding, paged and quantized.
+
+    Args:
+        max_length: more positions are an error; "static" needs it and reserves the memory.
+        window: how many positions a query reads, itself included. "sliding" needs it and keeps no
+            more; the other kinds keep everything and leave the window to the mask.
+        block_size: positions in a block of a "paged" cache.
+    Raises: ValueError for an unknown kind, a size below 1, a missing argument.
+    """
+    if kind not in CACHE_KINDS:
+        raise ValueError(f"no cache kind {kind!r}; there are {', '.join(CACHE_KINDS)}")
+    shape = {"batch_size": batch_size, "num_kv_heads": num_kv_heads}
+    shape |= {"key_dim": key_dim, "value_dim": value_dim}
+    _refuse_below_one(num_layers=num_layers, **shape, block_size=block_size)
+    _refuse_below_one(max_length=max_length, window=window)
+    options: dict[str, Any] = {"max_length": max_length, "dtype": dtype, "device": device}
+    if kind == "sliding":
+        if window is None:
+            raise ValueError("a sliding cache needs window")
+        options["window"] = window
+    if kind == "paged":
+        options["block_size"] = block_size
+    return KVCache([layer_class(kind)(**shape, **options) for _ in range(num_layers)])

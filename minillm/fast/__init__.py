@@ -1,0 +1,1 @@
+"""The same model, laid out for quick decoding on a CPU."""

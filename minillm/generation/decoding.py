@@ -1,0 +1,278 @@
+"""Generation: one forward pass and one draw a token; batched, cached, streamed, compiled.
+
+Explained in notebook 10; what is drawn, and how, is in `minillm.generation.sampling`.
+"""
+
+# Built from notebooks/10_minillm.ipynb: edit there, then make build.
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from numbers import Integral
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from minillm.cache.base import KVCache
+from minillm.cache.static import StaticLayer
+from minillm.config import ModelConfig
+from minillm.generation.sampling import GREEDY, Sampler
+from minillm.model import CausalLM
+
+__all__ = [
+    "FROM_CONFIG",
+    "FUSED",
+    "Stops",
+    "check_prompt",
+    "compiled_step",
+    "generate",
+    "stream_text",
+]
+
+FROM_CONFIG: Any = object()  # stands for "what the model's config says"
+
+
+def check_prompt(
+    input_ids: Tensor, attention_mask: Tensor | None, max_new_tokens: int, vocab_size: int
+) -> None:
+    """Raises: ValueError for unknown ids, or a prompt that has no right end to continue at."""
+    if input_ids.dim() != 2 or not input_ids.numel():
+        shape = tuple(input_ids.shape)
+        raise ValueError(f"a prompt is (B, T) ids, at least one a row, not {shape}")
+    first, last = int(input_ids.min()), int(input_ids.max())
+    if first < 0 or last >= vocab_size:
+        wrong = first if first < 0 else last
+        raise ValueError(f"the prompt has id {wrong}, the vocabulary ids 0 to {vocab_size - 1}")
+    if max_new_tokens < 0:
+        raise ValueError(f"max_new_tokens must not be negative: {max_new_tokens}")
+    if attention_mask is None:
+        return
+    if attention_mask.shape != input_ids.shape:
+        shapes = f"{tuple(attention_mask.shape)} and {tuple(input_ids.shape)}"
+        raise ValueError(f"attention_mask and input_ids differ in shape: {shapes}")
+    mask = attention_mask.bool()
+    if not mask[:, -1].all() or (mask[:, :-1] & ~mask[:, 1:]).any():
+        raise ValueError("padding must stand on the left: generation continues at the right end")
+
+
+class Stops:
+    """What ends a row (end token, stop string, sequence of ids), and what fills it afterwards."""
+
+    def __init__(
+        self,
+        eos_token_id: int | Sequence[int] | None,
+        stop: str | Sequence[str | Sequence[int]] | None,
+        tokenizer: Any,
+        config: ModelConfig,
+        min_new_tokens: int = 0,
+    ) -> None:
+        if eos_token_id is FROM_CONFIG:
+            eos_token_id = config.eos_token_ids
+        eos = (eos_token_id,) if isinstance(eos_token_id, Integral) else tuple(eos_token_id or ())
+        if any(not 0 <= i < config.vocab_size for i in eos):
+            raise ValueError(f"end tokens {eos}, but ids are 0..{config.vocab_size - 1}")
+        stops = [stop] if isinstance(stop, str) else list(stop or ())
+        if any(isinstance(s, Integral) for s in stops):
+            raise ValueError(f"stop takes strings or sequences of ids, as in [{stops}]")
+        self.eos = set(eos)
+        self.strings = [s for s in stops if isinstance(s, str)]
+        self.bytes = [s.encode() for s in self.strings]
+        self.sequences = [list(s) for s in stops if not isinstance(s, str)]
+        wanted = [i for s in self.sequences for i in s if not 0 <= i < config.vocab_size]
+        if wanted:
+            raise ValueError(f"stop asks for ids {wanted}, but ids are 0..{config.vocab_size - 1}")
+        if min_new_tokens < 0:
+            raise ValueError(f"min_new_tokens must not be negative: {min_new_tokens}")
+        self.tokenizer = tokenizer
+        self.any = bool(eos or stops)
+        pad = config.pad_token_id
+        self.filler = pad if pad is not None else (eos[0] if eos else 0)
+        self.minimum = min_new_tokens
+        if not all(stops):
+            raise ValueError(f"a stop must not be empty: {stops}")
+        if self.strings and tokenizer is None:
+            raise ValueError(f"stop strings {self.strings} need a tokenizer")
+
+    def hold_off(self, logits: Tensor, count: int) -> Tensor:
+        """Scores (B, V) that forbid end tokens while fewer than the minimum of tokens are new."""
+        if count >= self.minimum or not self.eos:
+            return logits
+        forbidden = logits.clone()
+        forbidden[:, sorted(self.eos)] = -math.inf
+        return forbidden
+
+    def ended(self, new_ids: list[int]) -> bool:
+        """Whether the row ends with the last of its new tokens."""
+        if new_ids[-1] in self.eos or any(new_ids[-len(s) :] == s for s in self.sequences):
+            return True
+        if not self.strings:
+            return False
+        # A token is a byte or more: only so many can hold a stop string that ends in the last one.
+        tail = self.tokenizer.decode_bytes(new_ids[-max(map(len, self.bytes)) :])
+        return any(s in tail for s in self.bytes)
+
+
+def _draws(
+    model: CausalLM,
+    prompt: Tensor,
+    mask: Tensor | None,
+    max_new_tokens: int,
+    sampler: Sampler,
+    cache: KVCache | None,
+    stops: Stops,
+    step: Callable[..., Tensor],
+) -> Iterator[Tensor]:
+    """Ids (B,) for each new position, rows that ended filled; stops when all have ended."""
+    (B, T), device = prompt.shape, prompt.device
+    ids = prompt.new_full((B, T + max_new_tokens), stops.filler)
+    ids[:, :T] = prompt
+    seen, real = ids, None
+    if mask is not None and not mask.all():
+        real = torch.ones_like(ids)
+        real[:, :T] = mask
+        seen = ids.masked_fill(real == 0, -1)  # padding is no token that a penalty could count
+    running = torch.ones(B, dtype=torch.bool, device=device)
+    new: list[list[int]] = [[] for _ in range(B)]
+    done = 0 if cache is None else cache.length
+    for end in range(T, T + max_new_tokens):
+        forward = step if end - done == 1 else model
+        real_now = None if real is None else real[:, :end]
+        fed = ids[:, done:end]
+        with torch.inference_mode():
+            logits = forward(fed, attention_mask=real_now, cache=cache, logits_to_keep=1)
+            drawn = sampler(stops.hold_off(logits[:, -1], end - T), seen[:, :end])
+        if stops.any:
+            drawn = torch.where(running, drawn, stops.filler)
+        ids[:, end] = drawn
+        if seen is not ids:
+            seen[:, end] = drawn
+        done = done if cache is None else end
+        yield drawn
+        if stops.any:
+            for row, token in zip(new, drawn.tolist(), strict=True):
+                row.append(token)
+            both = zip(running.tolist(), new, strict=True)
+            alive = [on and not stops.ended(row) for on, row in both]
+            running = torch.tensor(alive, device=device)
+            if not running.any():
+                return
+
+
+def generate(
+    model: CausalLM,
+    input_ids: Tensor,
+    *,
+    max_new_tokens: int,
+    min_new_tokens: int = 0,
+    sampler: Sampler = GREEDY,
+    attention_mask: Tensor | None = None,
+    eos_token_id: int | Sequence[int] | None = FROM_CONFIG,
+    stop: str | Sequence[str | Sequence[int]] | None = None,
+    tokenizer: Any = None,
+    cache: str | KVCache | None = "dynamic",
+    compile: bool = False,
+    on_token: Callable[[Tensor], object] | None = None,
+) -> Tensor:
+    """Continue each row of `input_ids` until it ends or has `max_new_tokens` more.
+
+    Args:
+        min_new_tokens: so many tokens come before an end token may.
+        attention_mask: 1 for real tokens, 0 for padding, which must stand on the left.
+        stop: strings (they need `tokenizer`) or sequences of ids that end a row; they stay in it.
+        cache: a kind of cache, one that already holds the beginning of the rows, or None.
+        compile: compile the step of one token, once (needs cache="static").
+        on_token: called with the ids (B,) of each step; rows that have ended give padding.
+    Shape: (B, T) ids -> (B, T + new), rows that ended filled with the pad (or end) token.
+    Raises: ValueError for an empty prompt, padding on the right, stop strings without a tokenizer.
+    """
+    check_prompt(input_ids, attention_mask, max_new_tokens, model.config.vocab_size)
+    stops = Stops(eos_token_id, stop, tokenizer, model.config, min_new_tokens)
+    T = input_ids.shape[1]
+    if isinstance(cache, str):
+        room = T + max_new_tokens
+        if compile:  # prompts of nearly one length share what is compiled
+            room = -(-room // 256) * 256
+        cache = model.make_cache(cache, batch_size=len(input_ids), max_length=room)
+    elif cache is not None and cache.length >= T:
+        held = f"the cache holds {cache.length} positions of a prompt of {T}"
+        raise ValueError(f"{held}, but the last must be new: crop({T - 1}) the cache")
+    step = compiled_step(model, cache) if compile else model
+    parts = [input_ids]
+    for drawn in _draws(
+        model, input_ids, attention_mask, max_new_tokens, sampler, cache, stops, step
+    ):
+        parts.append(drawn[:, None])
+        if on_token is not None:
+            on_token(drawn)
+    return torch.cat(parts, dim=1)
+
+
+def _overlap(text: str, stop: str) -> int:
+    """How many last characters of `text` are first characters of `stop`."""
+    return next(n for n in range(min(len(text), len(stop)), -1, -1) if text.endswith(stop[:n]))
+
+
+def stream_text(
+    model: CausalLM,
+    tokenizer: Any,
+    prompt: str | Tensor,
+    *,
+    max_new_tokens: int,
+    sampler: Sampler = GREEDY,
+    stop: str | Sequence[str] | None = None,
+    cache: str = "dynamic",
+) -> Iterator[str]:
+    """The continuation of one prompt, piece by piece as whole characters appear.
+
+    `prompt` is a text, or ids (1, T) where a text cannot say what is meant. What could be the
+    beginning of a stop string is held back until it is known; the stop string is left out.
+    Raises: ValueError as `generate`.
+    """
+    if isinstance(prompt, str):
+        prompt = torch.tensor([tokenizer.encode(prompt)], dtype=torch.long)
+    prompt = prompt.to(model.lm_head.weight.device)
+    check_prompt(prompt, None, max_new_tokens, model.config.vocab_size)
+    stops = Stops(FROM_CONFIG, stop, tokenizer, model.config)
+    room = prompt.shape[1] + max_new_tokens
+    memory = model.make_cache(cache, batch_size=1, max_length=room)
+    held, decoder = "", tokenizer.decoder()
+    for drawn in _draws(model, prompt, None, max_new_tokens, sampler, memory, stops, model):
+        if int(drawn) in stops.eos:
+            break
+        held += decoder.push(int(drawn))
+        found = [held.find(s) for s in stops.strings if s in held]
+        unsure = max((_overlap(held, s) for s in stops.strings), default=0)
+        ready = min(found) if found else len(held) - unsure
+        if ready:
+            yield held[:ready]
+        if found:
+            return
+        held = held[ready:]
+    if held := held + decoder.finish():
+        yield held
+
+
+FUSED = {"cpp.enable_floating_point_contract_flag": "fast"}  # a * b + c in one instruction
+
+
+def compiled_step(model: CausalLM, cache: KVCache | str | None) -> Callable[..., Tensor]:
+    """The model for one new token, compiled once for a cache whose shapes never change.
+
+    Masks and positions are made outside; the compiled part sees tensors of fixed shapes only.
+    Raises: ValueError unless the cache is static.
+    """
+    if not isinstance(cache, KVCache) or not isinstance(cache[0], StaticLayer):
+        raise ValueError(
+            "compile=True needs cache='static': a growing cache would be compiled anew"
+        )
+    if not hasattr(model, "compiled_run"):
+        model.compiled_run = torch.compile(model.run, dynamic=False, options=FUSED)
+    model.before_compiling()
+
+    def step(ids: Tensor, *, attention_mask: Tensor | None, cache: KVCache, **_: Any) -> Tensor:
+        positions, mask, is_causal = model.model.prepare(ids, attention_mask, None, cache)
+        # a slice of a longer row has another stride each time, which would be compiled anew
+        ids, positions = (x.clone(memory_format=torch.contiguous_format) for x in (ids, positions))
+        return model.compiled_run(ids, positions, mask, is_causal, cache)
+
+    return step

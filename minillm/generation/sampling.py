@@ -1,0 +1,338 @@
+"""Choosing the next token: penalties, temperature, top-k, top-p, min-p, and the draw.
+
+The logits processors are pure functions (B, V) -> (B, V) in which a forbidden token has the logit
+-inf; `Sampler` chains them and draws, and its rows do not disturb each other. Notebook 08.
+"""
+
+# Built from notebooks/08_sampling.ipynb: edit there, then make build.
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from numbers import Integral
+
+import torch
+from torch import Tensor
+
+__all__ = [
+    "GREEDY",
+    "Filters",
+    "Sampler",
+    "draw",
+    "draw_exponential",
+    "draw_gumbel",
+    "frequency_penalty",
+    "min_p",
+    "presence_penalty",
+    "repetition_penalty",
+    "speculative_step",
+    "temperature",
+    "top_k",
+    "top_p",
+]
+
+
+def temperature(logits: Tensor, t: float) -> Tensor:
+    """Sharpen (t < 1) or flatten (t > 1) a distribution; t = 1 leaves it.
+
+    Shape: (B, V) -> (B, V).
+    Raises: ValueError unless t > 0 (for the limit t -> 0 take the argmax, as `Sampler` does).
+    """
+    if not t > 0:
+        raise ValueError(f"temperature must be > 0, got {t}")
+    return logits / t
+
+
+def top_k(logits: Tensor, k: int) -> Tensor:
+    """Keep the k largest logits, exactly k also when there are ties.
+
+    Shape: (B, V) -> (B, V).
+    Raises: ValueError unless k >= 1.
+    """
+    if k < 1:
+        raise ValueError(f"top_k must be >= 1, got {k}")
+    best, ids = logits.topk(min(k, logits.shape[-1]), dim=-1)
+    return _scatter(best, ids, logits)
+
+
+def _scatter(values: Tensor, ids: Tensor, like: Tensor) -> Tensor:
+    """Logits of the shape of `like` that are -inf except for `values` at `ids`."""
+    return torch.full_like(like, -math.inf).scatter(-1, ids, values)
+
+
+def _finite_maximum(logits: Tensor) -> Tensor:
+    """The maximum of each row (B, 1); one NaN in a row makes it NaN, and that is an error."""
+    top = logits.amax(-1, keepdim=True)
+    if bool((top - top).any()):  # 0 for every finite number, NaN for all else
+        raise ValueError("logits hold NaN or +inf, or a row has nothing but -inf")
+    return top
+
+
+def _bucket(x: Tensor) -> Tensor:
+    """Which of 16,384 buckets, by distance from the best logit of a row; 0 holds the best."""
+    return ((_finite_maximum(x) - x) * 1024).clamp(max=16_383).long()
+
+
+def top_p(logits: Tensor, p: float) -> Tensor:
+    """Keep the smallest set of most probable tokens whose mass reaches p (nucleus sampling).
+
+    The token that crosses p is kept. Instead of sorting the vocabulary, tokens are counted into
+    16,384 buckets by logit; only the bucket in which p is crossed is sorted.
+
+    Shape: (B, V) -> (B, V).
+    Raises: ValueError unless 0 < p <= 1, and for a row without a finite maximum.
+    Source: Holtzman et al. 2020, section 3.1.
+    """
+    if not 0 < p <= 1:
+        raise ValueError(f"top_p must be in (0, 1], got {p}")
+    if p == 1:
+        return logits
+    x = logits.float()
+    bucket = _bucket(x)
+    probabilities = x.softmax(-1)
+    mass = x.new_zeros(len(x), 16_384).scatter_add_(-1, bucket, probabilities)
+    above = mass.cumsum(-1) - mass
+    crossed = (above < p).sum(-1, keepdim=True) - 1
+    keep, inside = bucket < crossed, bucket == crossed
+    size = int(inside.sum(-1).amax())
+    best, ids = x.masked_fill(~inside, -math.inf).topk(size, dim=-1)
+    shares = probabilities.gather(-1, ids).masked_fill(best == -math.inf, 0)
+    before = above.gather(-1, crossed) + shares.cumsum(-1) - shares
+    keep.scatter_(-1, ids, torch.where(best == -math.inf, keep.gather(-1, ids), before < p))
+    return logits.masked_fill(~keep, -math.inf)
+
+
+def min_p(logits: Tensor, p: float) -> Tensor:
+    """Keep tokens at least p times as probable as the most probable one.
+
+    Shape: (B, V) -> (B, V).
+    Raises: ValueError unless 0 <= p <= 1.
+    Source: Nguyen et al. 2024, "Turning up the heat: min-p sampling".
+    """
+    if not 0 <= p <= 1:
+        raise ValueError(f"min_p must be in [0, 1], got {p}")
+    if p == 0:
+        return logits
+    floor = logits.amax(-1, keepdim=True) + math.log(p)
+    return logits.masked_fill(logits < floor, -math.inf)
+
+
+def _counts(logits: Tensor, previous_ids: Tensor) -> Tensor:
+    """How often each token occurs in `previous_ids` (B, T); negative ids count nothing.
+
+    Raises: ValueError if the shapes do not fit, or for an id outside the vocabulary.
+    """
+    if previous_ids.ndim != 2 or previous_ids.shape[0] != logits.shape[0]:
+        have, want = tuple(previous_ids.shape), tuple(logits.shape)
+        raise ValueError(f"previous_ids {have} must be (B, T) for logits {want}")
+    if previous_ids.numel() and (largest := int(previous_ids.amax())) >= logits.shape[-1]:
+        raise ValueError(f"previous_ids hold {largest}, the vocabulary {logits.shape[-1]} tokens")
+    real = previous_ids >= 0
+    counts = torch.zeros_like(logits, dtype=torch.float32)
+    return counts.scatter_add_(-1, previous_ids.clamp(min=0), real.float())
+
+
+def repetition_penalty(logits: Tensor, previous_ids: Tensor, penalty: float) -> Tensor:
+    """Divide positive and multiply negative logits of tokens that occurred by `penalty`.
+
+    Shape: logits (B, V), previous_ids (B, T) with -1 for "no token" -> (B, V).
+    Raises: ValueError unless penalty > 0, or if the shapes do not fit.
+    Source: Keskar et al. 2019 (CTRL), section 4.1; for negative logits as Hugging Face does.
+    """
+    if not penalty > 0:
+        raise ValueError(f"repetition_penalty must be > 0, got {penalty}")
+    seen = _counts(logits, previous_ids) > 0
+    return torch.where(seen, torch.where(logits < 0, logits * penalty, logits / penalty), logits)
+
+
+def presence_penalty(logits: Tensor, previous_ids: Tensor, penalty: float) -> Tensor:
+    """Subtract `penalty` once from each token that occurred. Shapes as `repetition_penalty`."""
+    return logits - penalty * (_counts(logits, previous_ids) > 0).to(logits.dtype)
+
+
+def frequency_penalty(logits: Tensor, previous_ids: Tensor, penalty: float) -> Tensor:
+    """Subtract `penalty` per occurrence of each token. Shapes as `repetition_penalty`."""
+    return logits - penalty * _counts(logits, previous_ids).to(logits.dtype)
+
+
+def draw(probabilities: Tensor, uniform: Tensor) -> Tensor:
+    """Invert the cumulative distribution: the first token whose cumulative sum exceeds `uniform`.
+
+    Shape: probabilities (B, V), uniform (B,) in [0, 1) -> ids (B,).
+    """
+    cumulative = _double(probabilities).cumsum(-1)
+    target = uniform.to(cumulative.device, torch.float64)[:, None] * cumulative[:, -1:]
+    ids = torch.searchsorted(cumulative, target, right=True)[:, 0].to(probabilities.device)
+    # Rounding must not carry us beyond the last possible token.
+    last = (probabilities > 0).long().cumsum(-1).argmax(-1)
+    return torch.minimum(ids, last)
+
+
+def _double(x: Tensor) -> Tensor:
+    """In float64, which Apple's GPUs do not have: from there, on the CPU."""
+    return (x.cpu() if x.device.type == "mps" else x).double()
+
+
+def draw_exponential(probabilities: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
+    """A race of exponential clocks: argmax of p / E with E ~ Exp(1). Shape: (B, V) -> (B,)."""
+    clocks = torch.empty_like(probabilities).exponential_(generator=generator)
+    return (probabilities / clocks.clamp(min=torch.finfo(clocks.dtype).tiny)).argmax(-1)
+
+
+def draw_gumbel(logits: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
+    """Argmax of logits + Gumbel noise. Shape: (B, V) -> (B,)."""
+    clocks = torch.empty_like(logits).exponential_(generator=generator)
+    return (logits - clocks.clamp(min=torch.finfo(clocks.dtype).tiny).log()).argmax(-1)
+
+
+def _penalise(
+    x: Tensor, previous_ids: Tensor, repetition: float, presence: float, frequency: float
+) -> Tensor:
+    """The three penalties, in this order; one that would change nothing is left out."""
+    if repetition != 1:
+        x = repetition_penalty(x, previous_ids, repetition)
+    if presence:
+        x = presence_penalty(x, previous_ids, presence)
+    if frequency:
+        x = frequency_penalty(x, previous_ids, frequency)
+    return x
+
+
+@dataclass
+class Filters:
+    """Penalties, temperature, top-k, top-p, min-p, in this order; temperature 0 keeps the best."""
+
+    temperature: float = 1.0
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not self.temperature >= 0:
+            raise ValueError(f"temperature must be >= 0, got {self.temperature}")
+        if not self.repetition_penalty > 0:
+            raise ValueError(f"repetition_penalty must be > 0, got {self.repetition_penalty}")
+        probe = torch.zeros(1, 2)
+        for value, cut in ((self.top_k, top_k), (self.top_p, top_p), (self.min_p, min_p)):
+            if value is not None:
+                cut(probe, value)
+
+    def process(self, logits: Tensor, previous_ids: Tensor | None = None) -> Tensor:
+        """Filtered logits in float32, -inf where a token is out. Shape: (B, V) -> (B, V)."""
+        x = self.penalise(logits, previous_ids)
+        return top_k(x, 1) if self.temperature == 0 else self._cut(x)
+
+    def penalise(self, logits: Tensor, previous_ids: Tensor | None = None) -> Tensor:
+        """After penalties and temperature, in float32, checked. Shape: (B, V) -> (B, V)."""
+        if logits.ndim != 2 or not logits.numel():
+            raise ValueError(f"logits must be (B, V), not empty, got {tuple(logits.shape)}")
+        x = logits.float()
+        if previous_ids is not None:
+            penalties = self.repetition_penalty, self.presence_penalty, self.frequency_penalty
+            x = _penalise(x, previous_ids, *penalties)
+        if self.temperature != 0:
+            x = temperature(x, self.temperature)
+        _finite_maximum(x)  # here it sees what was wrong from the start and what has overflowed
+        return x
+
+    def _cut(self, x: Tensor) -> Tensor:
+        """Top-k, top-p and min-p; after top-k the others need to look at its k survivors only."""
+        values, ids = x, None
+        if self.top_k is not None and self.top_k < x.shape[-1]:
+            values, ids = x.topk(self.top_k, dim=-1)
+        if self.top_p is not None:
+            values = top_p(values, self.top_p)
+        if self.min_p is not None:
+            values = min_p(values, self.min_p)
+        return values if ids is None else _scatter(values, ids, x)
+
+    def probabilities(self, logits: Tensor, previous_ids: Tensor | None = None) -> Tensor:
+        """The distribution drawn from. Shape: (B, V) -> (B, V), rows sum to 1."""
+        return self.process(logits, previous_ids).softmax(-1)
+
+
+@dataclass
+class Sampler(Filters):
+    """Chooses one token a row from logits: penalties, temperature, top-k, top-p, min-p, draw.
+
+    `temperature=0` is greedy. With `seed` an int, row b has its own stream seeded with `seed + b`;
+    with a sequence, row b's seed is `seed[b]`; with None, torch's default generator is used. A row
+    that moves up in a shrinking batch takes over the stream of its new place. Called with logits
+    (B, V) and optionally previous_ids (B, T), all counted by the penalties, it returns ids (B,).
+
+    Raises: ValueError for parameters out of range, an empty batch, and NaN, +inf or a row of -inf
+        only, be it in the logits or after penalties and temperature (which may overflow).
+    """
+
+    seed: int | Sequence[int] | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.reset()
+
+    def reset(self) -> None:
+        """Start every row's stream anew."""
+        self._streams: list[torch.Generator] = []
+
+    def stream(self, row: int) -> torch.Generator | None:
+        """What row `row` draws with; without a seed None, torch's own."""
+        while self.seed is not None and len(self._streams) <= row:
+            b, one = len(self._streams), isinstance(self.seed, Integral)
+            if not one and b >= len(self.seed):
+                raise ValueError(f"{row + 1} rows but only {len(self.seed)} seeds")
+            seed = self.seed + b if one else self.seed[b]
+            self._streams.append(torch.Generator().manual_seed(int(seed)))
+        return None if self.seed is None else self._streams[row]
+
+    def uniform(self, rows: int) -> Tensor:
+        """One number in [0, 1) from each row's own stream. Shape: -> (rows,)."""
+        if self.seed is None:
+            return torch.rand(rows, dtype=torch.float64)
+        self.stream(rows - 1)  # which makes all before it
+        streams = self._streams[:rows]
+        return torch.cat([torch.rand(1, generator=g, dtype=torch.float64) for g in streams])
+
+    def __call__(self, logits: Tensor, previous_ids: Tensor | None = None) -> Tensor:
+        """Shape: logits (B, V), previous_ids (B, T) -> ids (B,)."""
+        if self.temperature == 0:  # what top-k would leave is the best token in any case
+            return self.penalise(logits, previous_ids).argmax(-1)
+        processed = self.process(logits, previous_ids)
+        return draw(processed.softmax(-1), self.uniform(logits.shape[0]))
+
+
+GREEDY = Sampler(temperature=0.0)
+
+
+def speculative_step(
+    draft_probs: Tensor,
+    target_probs: Tensor,
+    draft_ids: Tensor,
+    *,
+    generator: torch.Generator | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Accept a prefix of drafted tokens and give the token after it; distributed as the target.
+
+    Shape: draft_probs (B, K, V), target_probs (B, K + 1, V), draft_ids (B, K)
+        -> num_accepted (B,) in 0..K, next_ids (B,).
+    Raises: ValueError if the shapes do not fit, or if nothing was drafted (K = 0).
+    Source: Leviathan et al. 2023, algorithm 1; Chen et al. 2023.
+    """
+    B, K, V = draft_probs.shape
+    if K == 0 or target_probs.shape != (B, K + 1, V) or draft_ids.shape != (B, K):
+        shapes = [tuple(x.shape) for x in (draft_probs, target_probs, draft_ids)]
+        raise ValueError(f"draft_probs, target_probs, draft_ids do not fit: {shapes}")
+    draft, target = _double(draft_probs), _double(target_probs)
+    ids = draft_ids.to(target.device)[..., None]
+    p, q = target[:, :K].gather(-1, ids)[..., 0], draft.gather(-1, ids)[..., 0]  # (B, K)
+    chance = torch.rand(B, K, generator=generator, dtype=torch.float64).to(p.device)
+    accepted = (chance * q < p).long().cumprod(-1).sum(-1)  # (B,)
+    rows = torch.arange(B, device=p.device)
+    rest, refused = target[rows, accepted], draft[rows, accepted.clamp(max=K - 1)]
+    residual = (rest - refused).clamp(min=0)
+    use = (accepted < K)[:, None] & (residual.sum(-1, keepdim=True) > 0)
+    uniform = torch.rand(B, generator=generator, dtype=torch.float64)
+    next_ids = draw(torch.where(use, residual, rest), uniform)
+    return accepted.to(draft_ids.device), next_ids.to(draft_ids.device)

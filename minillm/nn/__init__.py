@@ -1,0 +1,1 @@
+"""The parts of a layer: attention, heads, rotary positions, norms and feed-forward blocks."""

@@ -1,0 +1,1 @@
+"""Models from elsewhere: checkpoints in Hugging Face's format, of eight families."""

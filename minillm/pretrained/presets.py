@@ -1,0 +1,95 @@
+"""The configs of published models, by name; used by `ModelConfig.preset`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+__all__ = ["PRESETS"]
+
+_MLA = {
+    "q_lora_rank": 1536,
+    "kv_lora_rank": 512,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+}
+
+
+_LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+
+
+_YARN = {
+    "rope_type": "yarn",
+    "factor": 40.0,
+    "original_max_position_embeddings": 4096,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+}
+
+
+def _preset(kind: str, vocab: int, sizes: tuple[int, ...], **more: Any) -> dict[str, Any]:
+    """`sizes`: C, F, layers, H, G."""
+    keys = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+    keys += ("num_key_value_heads",)
+    return {"model_type": kind, "vocab_size": vocab, **dict(zip(keys, sizes, strict=True)), **more}
+
+
+PRESETS: dict[str, dict[str, Any]] = {
+    "gpt2": _preset(
+        "gpt2", 50257, (768, 3072, 12, 12, 12), max_position_embeddings=1024,
+        bos_token_id=50256, eos_token_id=50256,
+    ),
+    "gpt2-xl": _preset(
+        "gpt2", 50257, (1600, 6400, 48, 25, 25), max_position_embeddings=1024,
+        bos_token_id=50256, eos_token_id=50256,
+    ),
+    "llama-2-7b": _preset(
+        "llama", 32000, (4096, 11008, 32, 32, 32), max_position_embeddings=4096, rms_norm_eps=1e-5,
+        bos_token_id=1, eos_token_id=2,
+    ),
+    "llama-3.1-8b": _preset(
+        "llama", 128256, (4096, 14336, 32, 32, 8), max_position_embeddings=131072,
+        rms_norm_eps=1e-5, rope_theta=500000.0, rope_scaling=_LLAMA3,
+        bos_token_id=128000, eos_token_id=128001,
+    ),
+    "llama-3.2-1b": _preset(
+        "llama", 128256, (2048, 8192, 16, 32, 8), max_position_embeddings=131072, head_dim=64,
+        rms_norm_eps=1e-5, rope_theta=500000.0, rope_scaling={**_LLAMA3, "factor": 32.0},
+        tie_word_embeddings=True, bos_token_id=128000, eos_token_id=128001,
+    ),
+    "mistral-7b": _preset(
+        "mistral", 32000, (4096, 14336, 32, 32, 8), max_position_embeddings=32768,
+        rms_norm_eps=1e-5, sliding_window=4096, bos_token_id=1, eos_token_id=2,
+    ),
+    "qwen2.5-0.5b": _preset(
+        "qwen2", 151936, (896, 4864, 24, 14, 2), max_position_embeddings=32768, rope_theta=1e6,
+        tie_word_embeddings=True, bos_token_id=151643, eos_token_id=151643,
+    ),
+    "qwen3-0.6b": _preset(
+        "qwen3", 151936, (1024, 3072, 28, 16, 8), max_position_embeddings=40960, rope_theta=1e6,
+        head_dim=128, tie_word_embeddings=True, bos_token_id=151643, eos_token_id=151645,
+    ),
+    "gemma-2b": _preset(
+        "gemma", 256000, (2048, 16384, 18, 8, 1), max_position_embeddings=8192, head_dim=256,
+        bos_token_id=2, eos_token_id=1, pad_token_id=0,
+    ),
+    "falcon-7b": _preset(
+        "falcon", 65024, (4544, 18176, 32, 71, 1), bos_token_id=11, eos_token_id=11
+    ),
+    "falcon-40b": _preset(
+        "falcon", 65024, (8192, 32768, 60, 128, 8), num_ln_in_parallel_attn=2,
+        bos_token_id=11, eos_token_id=11,
+    ),
+    "deepseek-v3-dense": _preset(  # its first three layers; the other 58 are mixtures of experts
+        "deepseek_v3", 129280, (7168, 18432, 3, 128, 128), max_position_embeddings=163840, **_MLA,
+        rope_scaling=_YARN, bos_token_id=0, eos_token_id=1,
+    ),
+}  # fmt: skip

@@ -1,0 +1,145 @@
+"""How eight families name, turn and fuse their weights: read into our names, and written back.
+
+Used by `minillm.pretrained.load`; written by hand. Six families use our names as they are.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from minillm.config import ModelConfig
+
+__all__ = ["read_weights", "write_weights"]
+
+# Names of weights, ours -> theirs; the other families use ours.
+_NAMES = {
+    "gpt2": [
+        ("model.embed_tokens.", "transformer.wte."),
+        ("model.embed_positions.", "transformer.wpe."),
+        ("model.norm.", "transformer.ln_f."),
+        ("model.layers.", "transformer.h."),
+        (".input_layernorm.", ".ln_1."),
+        (".post_attention_layernorm.", ".ln_2."),
+        (".self_attn.qkv.", ".attn.c_attn."),
+        (".self_attn.o_proj.", ".attn.c_proj."),
+        (".mlp.up_proj.", ".mlp.c_fc."),
+        (".mlp.down_proj.", ".mlp.c_proj."),
+    ],
+    "falcon": [
+        ("model.embed_tokens.", "transformer.word_embeddings."),
+        ("model.norm.", "transformer.ln_f."),
+        ("model.layers.", "transformer.h."),
+        (".self_attn.qkv.", ".self_attention.query_key_value."),
+        (".self_attn.o_proj.", ".self_attention.dense."),
+        (".mlp.up_proj.", ".mlp.dense_h_to_4h."),
+        (".mlp.down_proj.", ".mlp.dense_4h_to_h."),
+    ],
+}
+
+
+_TWO_NORMS = [(".input_layernorm.", ".ln_attn."), (".post_attention_layernorm.", ".ln_mlp.")]
+
+
+_TRANSPOSED = re.compile(r"\.(c_attn|c_proj|c_fc)\.weight$")  # GPT-2 stores (in, out)
+
+
+# Buffers and modules that some files carry and no logit needs.
+_IGNORED = re.compile(r"(\.attn\.(masked_)?bias|rotary_emb\.inv_freq)$")
+
+
+def _names(config: ModelConfig) -> list[tuple[str, str]]:
+    two = config.model_type == "falcon" and config.num_ln_in_parallel_attn == 2
+    return _NAMES.get(config.model_type, []) + (_TWO_NORMS if two else [])
+
+
+def _rename(name: str, pairs: list[tuple[str, str]]) -> str:
+    for old, new in pairs:
+        name = name.replace(old, new)
+    return name
+
+
+def read_weights(tensors: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
+    """Tensors of a checkpoint under our names: renamed, turned, split; what no logit needs is out.
+
+    Raises: ValueError if a head that should be tied differs from the embedding.
+    """
+    pairs = [(theirs, ours) for ours, theirs in _names(config)]
+    found: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        if _IGNORED.search(name) or _is_extra_layer(name, config):
+            continue
+        if config.model_type == "gpt2":
+            tensor = tensor.t() if _TRANSPOSED.search(name) else tensor
+            name = name if name.startswith(("transformer.", "lm_head.")) else f"transformer.{name}"
+        name = _rename(name, pairs)
+        if ".self_attn.qkv." in name:
+            for part, piece in zip("qkv", _split_qkv(tensor, config), strict=True):
+                found[name.replace("qkv", f"{part}_proj")] = piece
+        else:
+            found[name] = tensor
+    if config.tie_word_embeddings and "lm_head.weight" in found:
+        embedding = found.get("model.embed_tokens.weight")
+        if embedding is not None and not torch.equal(embedding, found.pop("lm_head.weight")):
+            raise ValueError("tie_word_embeddings, but lm_head.weight differs from the embedding")
+    # pieces and turned matrices lie in another one's memory, where fused optimizers would write
+    return {name: tensor.contiguous() for name, tensor in found.items()}
+
+
+def write_weights(state: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
+    """The inverse of `read_weights`: a checkpoint's tensors from ours."""
+    state = dict(state)
+    if config.tie_word_embeddings:
+        state.pop("lm_head.weight", None)
+    fused: dict[str, Tensor] = {}
+    for name, tensor in state.items():
+        part = re.search(r"\.self_attn\.([qkv])_proj\.", name)
+        if part and config.model_type in _NAMES:
+            if part[1] == "q":
+                parts = [state[name.replace("q_proj", f"{p}_proj")] for p in "qkv"]
+                fused[name.replace("q_proj", "qkv")] = _join_qkv(parts, config)
+            continue
+        fused[name] = tensor
+    pairs, out = _names(config), {}
+    for name, tensor in fused.items():
+        name = _rename(name, pairs)
+        turn = config.model_type == "gpt2" and _TRANSPOSED.search(name)
+        out[name] = (tensor.t() if turn else tensor).contiguous()
+    return out
+
+
+def _is_extra_layer(name: str, config: ModelConfig) -> bool:
+    """DeepSeek-V3's files end with layers that predict further tokens."""
+    layer = re.match(r"model\.layers\.(\d+)\.", name)
+    extra = layer is not None and int(layer[1]) >= config.num_hidden_layers
+    return extra and config.model_type == "deepseek_v3"
+
+
+def _groups(config: ModelConfig) -> tuple[int, int]:
+    """Groups, and queries in each: fused rows hold a group's queries, then its key, then its value.
+
+    GPT-2 fuses all queries, all keys and all values: one group.
+    """
+    if config.model_type == "gpt2":
+        return 1, config.num_attention_heads
+    return config.num_key_value_heads, config.num_attention_heads // config.num_key_value_heads
+
+
+def _split_qkv(fused: Tensor, config: ModelConfig) -> list[Tensor]:
+    """Shape: ((H + 2 G) D, ...) -> q (H D, ...), k and v (G D, ...)."""
+    groups, queries = _groups(config)
+    keys = queries if config.model_type == "gpt2" else 1
+    rows = [queries * config.head_dim, keys * config.head_dim, keys * config.head_dim]
+    if fused.shape[0] != groups * sum(rows):
+        wanted = groups * sum(rows)
+        raise ValueError(f"query_key_value has {fused.shape[0]} rows, the config wants {wanted}")
+    pieces = fused.unflatten(0, (groups, sum(rows))).split(rows, dim=1)
+    return [piece.flatten(0, 1) for piece in pieces]
+
+
+def _join_qkv(parts: list[Tensor], config: ModelConfig) -> Tensor:
+    groups, _ = _groups(config)
+    return torch.cat([p.unflatten(0, (groups, -1)) for p in parts], dim=1).flatten(0, 1)

@@ -1,0 +1,396 @@
+"""The tokenizer's files: tokenizer.json saved and loaded, tiktoken's ranks, other libraries.
+
+A file is written whole or not at all; what a file asks for and we lack is an error that names it.
+Explained in notebook 02.
+"""
+
+# Built from notebooks/02_tokenizer.ipynb: edit there, then make build.
+
+import base64
+import binascii
+import hashlib
+import json
+import warnings
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from minillm.tokenizer.bpe import find_merges
+from minillm.tokenizer.chat import choose_template
+from minillm.tokenizer.pretokenizer import GPT2_PATTERN
+from minillm.utils import replacing
+
+__all__ = [
+    "DIGEST",
+    "NAMES",
+    "check_merges",
+    "digest",
+    "load",
+    "read_json",
+    "read_tiktoken",
+    "save",
+    "spell",
+    "splits",
+    "to_hf",
+    "to_json",
+    "to_tiktoken",
+    "unspell",
+]
+
+DIGEST = "minillm_sha256"  # in the model's part of our files; other readers pass over it
+
+
+def _stand_ins() -> dict[int, str]:
+    """GPT-2's printable stand-in for each byte: itself, or the next letter from U+0100 on."""
+    printable = {*range(33, 127), *range(161, 173), *range(174, 256)}
+    rest = iter(range(256, 512))
+    return {byte: chr(byte if byte in printable else next(rest)) for byte in range(256)}
+
+
+_STAND_IN = _stand_ins()
+
+_BYTE = {character: byte for byte, character in _STAND_IN.items()}
+
+
+def spell(token: bytes) -> str:
+    """A token's bytes as `tokenizer.json` writes them: b" the" is "Ġthe"."""
+    return "".join(map(_STAND_IN.__getitem__, token))
+
+
+def unspell(spelling: str) -> bytes:
+    """The bytes that a spelling stands for. Raises: ValueError if it is not byte-level."""
+    try:
+        return bytes(map(_BYTE.__getitem__, spelling))
+    except KeyError:
+        raise ValueError(f"token {spelling!r} is not spelled in bytes: no byte-level BPE") from None
+
+
+def splits(token: bytes, ranks: Mapping[bytes, int]) -> list[tuple[bytes, bytes]]:
+    """All ways to make `token` of two others, in the order in which converters list them."""
+    pairs = [(token[:i], token[i:]) for i in range(1, len(token))]
+    pairs = [pair for pair in pairs if pair[0] in ranks and pair[1] in ranks]
+    return sorted(pairs, key=lambda pair: (ranks[pair[0]], ranks[pair[1]]))
+
+
+def check_merges(
+    ranks: Mapping[bytes, int], merges: Iterable[tuple[bytes, bytes]], *, whole_words: bool = False
+) -> None:
+    """Make sure that merging by rank does what the listed merges do, in their order.
+
+    Raises: ValueError naming the first token or merge for which it does not.
+    """
+    listed, last = defaultdict(set), -1
+    for left, right in merges:
+        rank = ranks.get(left + right)
+        if rank is None or left not in ranks or right not in ranks:
+            raise ValueError(f"the merge of {left} and {right} is not in the vocabulary")
+        if rank < last:
+            raise ValueError(f"the merge of {left} and {right} is out of the order of ids")
+        last = rank
+        listed[left + right].add((left, right))
+    for token, parts in find_merges(ranks):
+        if len(parts) == 2 and tuple(parts) not in listed[token]:
+            raise ValueError(f"{token} should be merged from {parts}, which is not listed")
+        if len(parts) > 2 and not (whole_words and listed[token] == {*splits(token, ranks)}):
+            raise ValueError(f"no merge makes the token {token}, and ignore_merges does not help")
+
+
+def digest(content: Mapping[str, Any]) -> str:
+    """A fingerprint of the content, itself left out, by which `load` notices edits."""
+    model = {key: value for key, value in content["model"].items() if key != DIGEST}
+    text = json.dumps({**content, "model": model}, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def read_json(content: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of `BPETokenizer` that the content of a `tokenizer.json` asks for."""
+    model = content["model"]
+    if DIGEST in model and model[DIGEST] != digest(content):
+        raise ValueError(f"edited since it was saved (if on purpose, remove {DIGEST!r})")
+    _refuse_unknown(content, model)
+    named: dict[bool, dict[str, int]] = {True: {}, False: {}}  # special or merely added -> ids
+    for token in content.get("added_tokens") or ():
+        named[token.get("special", True)][token["content"]] = token["id"]
+    ids = named[True] | named[False]
+    vocab = {name: i for name, i in model["vocab"].items() if ids.get(name) != i}
+    if DIGEST not in model and (alike := vocab.keys() & ids.keys()):
+        name = min(alike)
+        raise ValueError(
+            f"{name!r} has the id {ids[name]} as added, {vocab[name]} as ordinary token"
+        )
+    ranks = {unspell(name): i for name, i in vocab.items()}
+    pairs = [m.split(" ") if isinstance(m, str) else m for m in model["merges"]]
+    merges = [(unspell(left), unspell(right)) for left, right in pairs]
+    if DIGEST not in model:
+        check_merges(ranks, merges, whole_words=model.get("ignore_merges", False))
+    found = {"ranks": ranks, "special_tokens": named[True], "added_tokens": named[False]}
+    found["pattern"] = _pattern(content["pre_tokenizer"])
+    found["normalizer"] = "NFC" if content.get("normalizer") else None
+    begin = _begin_token(content.get("post_processor"))
+    return {**found, "add_bos": True, "bos_token": begin} if begin else found
+
+
+def _refuse_unknown(content: Mapping[str, Any], model: Mapping[str, Any]) -> None:
+    """Raise ValueError for the first feature of the file that would change ids and that we lack."""
+    if model.get("type", "BPE") != "BPE":
+        raise ValueError(f"a model of type {model['type']!r}, not byte-level BPE")
+    for key in ("dropout", "continuing_subword_prefix", "end_of_word_suffix", "byte_fallback"):
+        if model.get(key):
+            raise ValueError(f"{key} = {model[key]!r} is not supported")
+    for key in ("truncation", "padding"):
+        if content.get(key):
+            raise ValueError(f"{key} in the file is not supported: {content[key]}")
+    normalizer = content.get("normalizer")
+    if normalizer and normalizer != {"type": "NFC"}:
+        raise ValueError(f"normalizer {normalizer.get('type')!r} is not supported, only NFC")
+    decoder = content.get("decoder")
+    if decoder and decoder["type"] != "ByteLevel":
+        raise ValueError(f"decoder {decoder['type']!r} is not byte-level BPE's")
+    for token in content.get("added_tokens") or ():
+        flags = ["single_word", "lstrip", "rstrip"] + ["normalized"] * bool(normalizer)
+        for flag in flags:
+            if token.get(flag):
+                raise ValueError(f"added token {token['content']!r} with {flag} is not supported")
+
+
+def _pattern(pre_tokenizer: Mapping[str, Any] | None) -> str:
+    """The pattern of a ByteLevel step that has its own, or of one Split step before it."""
+    steps = [pre_tokenizer or {"type": None}]
+    if steps[0]["type"] == "Sequence":
+        steps = steps[0]["pretokenizers"]
+    *splits, level = steps
+    kinds = [step["type"] for step in steps]
+    if level["type"] != "ByteLevel" or kinds[:-1] not in ([], ["Split"]):
+        raise ValueError(f"pre_tokenizer {kinds} is not supported: only Split, ByteLevel")
+    if level.get("add_prefix_space"):
+        raise ValueError("pre_tokenizer with add_prefix_space is not supported")
+    if bool(splits) == level.get("use_regex", True):
+        raise ValueError("pre_tokenizer ByteLevel must cut by its own regex or by one Split step")
+    if not splits:
+        return GPT2_PATTERN
+    how = (splits[0]["behavior"], splits[0].get("invert", False))
+    if how not in (("Isolated", False), ("Removed", True)) or "Regex" not in splits[0]["pattern"]:
+        raise ValueError(f"pre_tokenizer Split {splits[0]} is not supported")
+    return splits[0]["pattern"]["Regex"]
+
+
+def _begin_token(processor: Mapping[str, Any] | None) -> str | None:
+    """The begin token that a post-processor adds to a text, if it adds any."""
+    steps = [processor] if processor else []
+    if steps and processor["type"] == "Sequence":
+        steps = processor["processors"]
+    steps = [step for step in steps if step["type"] != "ByteLevel"]  # that one moves offsets only
+    if not steps:
+        return None
+    if len(steps) > 1 or steps[0]["type"] != "TemplateProcessing":
+        raise ValueError(f"post_processor {[step['type'] for step in steps]} is not supported")
+    *before, last = steps[0]["single"]
+    if "Sequence" not in last or len(before) > 1 or any("SpecialToken" not in b for b in before):
+        raise ValueError("post_processor adds more than one begin token")
+    return before[0]["SpecialToken"]["id"] if before else None
+
+
+if TYPE_CHECKING:
+    from minillm.tokenizer.bpe import BPETokenizer
+
+NAMES = ("bos_token", "eos_token", "pad_token")
+
+_TEMPLATE = "chat_template.jinja"
+
+
+def save(tokenizer: "BPETokenizer", directory: Path) -> None:
+    """Write `tokenizer.json` and `tokenizer_config.json`, each whole or not at all.
+
+    Raises: ValueError as `to_json`, before anything is written.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    config = {name: getattr(tokenizer, name) for name in (*NAMES, "chat_template")}
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", **config}
+    config = {key: value for key, value in config.items() if value is not None}
+    for name, content in (
+        ("tokenizer_config.json", config),
+        ("tokenizer.json", to_json(tokenizer)),
+    ):
+        with replacing(directory / name) as path:
+            path.write_text(json.dumps(content, ensure_ascii=False, indent=1), encoding="utf-8")
+    (directory / _TEMPLATE).unlink(missing_ok=True)  # an older one would be read instead
+
+
+def to_json(tokenizer: "BPETokenizer") -> dict[str, Any]:
+    """The content of `tokenizer.json`.
+
+    Tokens that no merge makes (some vocabularies have them) are listed with all their splits, and
+    `ignore_merges` lets a whole word be one of them, as Llama 3's file does.
+    Raises: ValueError if a special or added token is spelled as the file spells another.
+    """
+    ranks, merges, whole_words = tokenizer.ranks, [], False
+    for token, parts in find_merges(ranks):
+        whole_words |= len(parts) > 2
+        merges += [tuple(parts)] if len(parts) == 2 else splits(token, ranks)
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    special = tokenizer.special_tokens
+    named = _by_id({**special, **tokenizer.added_tokens})
+    added = [{"id": i, "content": t, **flags, "special": t in special} for t, i in named.items()]
+    split = {"type": "Split", "behavior": "Isolated", "invert": False}
+    split["pattern"] = {"Regex": tokenizer.pattern}
+    level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
+    level["use_regex"] = False
+    model = {"type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": None}
+    model |= {"end_of_word_suffix": None, "fuse_unk": False, "byte_fallback": False}
+    model |= {"ignore_merges": whole_words}
+    model["vocab"] = _vocabulary(ranks, named)
+    model["merges"] = [[spell(left), spell(right)] for left, right in merges]
+    content = {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": added,
+        "normalizer": tokenizer.normalizer and {"type": tokenizer.normalizer},
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [split, level]},
+        "post_processor": _begin_template(tokenizer) if tokenizer.add_bos else None,
+        "decoder": level,
+        "model": model,
+    }
+    model[DIGEST] = digest(content)
+    return content
+
+
+def _by_id(ids: Mapping[str, int]) -> dict[str, int]:
+    return dict(sorted(ids.items(), key=lambda item: item[1]))
+
+
+def _vocabulary(ranks: Mapping[bytes, int], named: Mapping[str, int]) -> dict[str, int]:
+    """The spelling and the id of every token, special ones included.
+
+    Of an added token that is missing here, `tokenizers` overlooks the id, and numbers it itself.
+    """
+    vocab = {spell(token): i for token, i in ranks.items()}
+    if alike := vocab.keys() & named.keys():
+        token = min(alike)
+        raise ValueError(f"a file cannot tell the token {unspell(token)} from the name {token!r}")
+    return _by_id({**vocab, **named})
+
+
+def _begin_template(tokenizer: "BPETokenizer") -> dict[str, Any]:
+    name, i = tokenizer.bos_token, tokenizer.bos_token_id
+    begin = [{"SpecialToken": {"id": name, "type_id": n}} for n in (0, 1)]
+    text = [{"Sequence": {"id": "AB"[n], "type_id": n}} for n in (0, 1)]
+    return {
+        "type": "TemplateProcessing",
+        "single": [begin[0], text[0]],
+        "pair": [begin[0], text[0], begin[1], text[1]],
+        "special_tokens": {name: {"id": name, "ids": [i], "tokens": [name]}},
+    }
+
+
+def load(path: Path) -> dict[str, Any]:
+    """The arguments of `BPETokenizer` that a `tokenizer.json` (or its folder) asks for.
+
+    Raises: ValueError if the file is damaged or was edited, or needs a feature that we lack.
+    """
+    path = path / "tokenizer.json" if path.is_dir() else path
+    content = _read(path)
+    beside = path.with_name("tokenizer_config.json")
+    config = _read(beside) if beside.exists() else {}
+    template = path.with_name(_TEMPLATE)
+    try:
+        found = read_json(content)
+        for name in NAMES:
+            found.setdefault(name, _content(config.get(name)))
+        _promote(found, config)
+        if template.exists():
+            found["chat_template"] = template.read_text(encoding="utf-8")
+        else:
+            found["chat_template"] = choose_template(config.get("chat_template"))
+        return found
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+    except (KeyError, TypeError, AttributeError, IndexError) as error:
+        raise ValueError(f"{path}: not a tokenizer file: {type(error).__name__} {error}") from None
+
+
+def _content(token: Any) -> Any:
+    """The spelling of a token that a config gives as a string or with its flags."""
+    return token["content"] if isinstance(token, dict) else token
+
+
+def _promote(found: dict[str, Any], config: Mapping[str, Any]) -> None:
+    """Make special what the file merely adds but the config gives a part, as transformers does."""
+    more = config.get("additional_special_tokens") or config.get("extra_special_tokens") or ()
+    more = more.values() if isinstance(more, dict) else more
+    for name in [*(found[name] for name in NAMES), *map(_content, more)]:
+        if name in found["added_tokens"]:
+            found["special_tokens"][name] = found["added_tokens"].pop(name)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path}: damaged or cut off: {error}") from None
+    if not isinstance(content, dict):
+        raise ValueError(f"{path}: not a tokenizer file: {type(content).__name__} at the top")
+    return content
+
+
+def read_tiktoken(path: Path) -> dict[bytes, int]:
+    """Ranks from a file of lines "base64-of-the-bytes rank", as tiktoken and Llama 3 ship.
+
+    Raises: ValueError naming the first line that is damaged or whose rank does not rise.
+    """
+    ranks: dict[bytes, int] = {}
+    last = -1
+    for number, line in enumerate(path.read_bytes().splitlines(), 1):
+        try:
+            token, rank = line.split()
+            token, rank = base64.b64decode(token, validate=True), int(rank)
+        except (ValueError, binascii.Error):
+            raise ValueError(f"{path}, line {number} is damaged: {line[:60]!r}") from None
+        if rank <= last or token in ranks:
+            raise ValueError(f"{path}, line {number}: rank {rank} after {last}, token {token}")
+        ranks[token] = last = rank
+    return ranks
+
+
+if TYPE_CHECKING:
+    import tiktoken
+    import tokenizers
+
+    from minillm.tokenizer.bpe import BPETokenizer
+
+
+def to_tiktoken(tokenizer: "BPETokenizer", name: str = "minillm") -> "tiktoken.Encoding":
+    """The same ranks, pattern and special tokens as a `tiktoken.Encoding`; it adds no begin token.
+
+    Added tokens become special, as tiktoken knows no others.
+    Warns if one special token lies inside another: which one tiktoken then finds is left to chance.
+    Raises: ValueError if the tokenizer has a normalizer, which tiktoken has not.
+    """
+    import tiktoken
+
+    if tokenizer.normalizer:
+        raise ValueError(
+            f"tiktoken has no normalizer, and this tokenizer uses {tokenizer.normalizer}"
+        )
+    names = {**tokenizer.special_tokens, **tokenizer.added_tokens}
+    inside = [(a, b) for a in names for b in names if a != b and a in b]
+    if inside:
+        warnings.warn(
+            f"special token {inside[0][0]!r} lies inside {inside[0][1]!r}: "
+            "tiktoken may find the shorter one, this package takes the longer",
+            stacklevel=3,
+        )
+    return tiktoken.Encoding(
+        name,
+        pat_str=tokenizer.pattern,
+        mergeable_ranks=tokenizer.ranks,
+        special_tokens=names,
+    )
+
+
+def to_hf(tokenizer: "BPETokenizer") -> "tokenizers.Tokenizer":
+    """The same tokenizer as a `tokenizers.Tokenizer`; special tokens are always found in text."""
+    import tokenizers
+
+    return tokenizers.Tokenizer.from_str(json.dumps(to_json(tokenizer)))

@@ -1,0 +1,200 @@
+"""Whole documents for training: fresh stories, files, rows that begin with them.
+
+Explained in notebook 09 (training); `minillm.train` passes the main names on.
+"""
+
+# Built from notebooks/09_training.ipynb: edit there, then make build.
+
+import random
+from collections.abc import Callable
+from typing import Any, Literal
+
+import numpy as np
+from torch import Tensor
+
+from minillm.training.data import TokenDataset, check_settings, pad_rows
+
+__all__ = ["DocumentBatches", "FileDocuments", "StoryDocuments"]
+
+
+class StoryDocuments:
+    """Fresh stories without end, as token ids: story number i depends on the seed and on i alone.
+
+    `language` has `sample(rng)`, which returns an object with a `text`, as `StoryLanguage` does.
+    """
+
+    def __init__(
+        self, language: Any, encode: Callable[[str], list[int]], *, seed: int | str = 0
+    ) -> None:
+        self.language, self.encode, self.seed, self.index = language, encode, seed, 0
+
+    def text(self, index: int) -> str:
+        """The text of story number `index`."""
+        return self.language.sample(random.Random(f"{self.seed}/{index}")).text
+
+    def __next__(self) -> list[int]:
+        self.index += 1
+        return self.encode(self.text(self.index - 1))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the stream stands."""
+        lang = getattr(self.language, "lang", None)
+        return {"seed": self.seed, "lang": lang, "index": self.index}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go where `state` says. Raises: ValueError if its seed or language is another."""
+        ours = {**self.state_dict(), "index": state.get("index")}
+        check_settings({"lang": ours["lang"], **state}, ours)  # older states do not name it
+        self.index = state["index"]
+
+
+class FileDocuments:
+    """The documents of a token file, epoch after epoch, each in an order of its own."""
+
+    def __init__(self, dataset: TokenDataset, *, seed: int = 0) -> None:
+        self.dataset, self.bounds, self.seed, self.index = dataset, dataset.documents(), seed, 0
+        if not len(self.bounds):
+            raise ValueError(f"{dataset.path} holds no whole document (end token {dataset.end_id})")
+        self._epoch, self._order = -1, np.empty(0, dtype=np.int64)
+
+    def __next__(self) -> list[int]:
+        epoch, place = divmod(self.index, len(self.bounds))
+        if epoch != self._epoch:
+            self._epoch = epoch
+            self._order = np.random.default_rng([self.seed, epoch]).permutation(len(self.bounds))
+        self.index += 1
+        begin, end = self.bounds[self._order[place]]
+        return self.dataset[begin : end - 1].tolist()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the stream stands."""
+        return {"seed": self.seed, "tokens": len(self.dataset), "index": self.index}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go where `state` says. Raises: ValueError if it belongs to another file or seed."""
+        check_settings(state, {**self.state_dict(), "index": state.get("index")})
+        self.index = state["index"]
+
+
+def _batches_of_like_length(rows: list[list[int]], budget: int) -> list[list[list[int]]]:
+    """Cut rows, sorted by length, into batches whose padded size stays within `budget` tokens."""
+    batches: list[list[list[int]]] = [[]]
+    for row in rows:
+        longest = max(len(r) for r in [*batches[-1][:1], row])  # sorted upwards or downwards
+        if batches[-1] and (len(batches[-1]) + 1) * (longest - 1) > budget:
+            batches.append([])
+        batches[-1].append(row)
+    return batches
+
+
+def _pack(rows: list[list[int]], width: int) -> list[list[int]]:
+    """First fit, longest first: whole documents share a row; one's end token begins the next."""
+    packed: list[list[int]] = []
+    open_rows: list[list[int]] = []
+    for row in sorted(rows, key=len, reverse=True):
+        place = next((p for p in open_rows if len(p) + len(row) - 1 <= width), None)
+        if place is None:
+            packed.append(list(row))
+            open_rows.append(packed[-1])
+        else:
+            place += row[1:]
+            if width - len(place) < 8:
+                open_rows = [p for p in open_rows if p is not place]
+    return packed
+
+
+def _deal(
+    rows: list[list[int]], settings: dict[str, Any], number: int
+) -> tuple[list[list[list[int]]], list[list[int]]]:
+    """The batches of pool `number`, the first to be dealt first, and the rows carried over."""
+    size, length = settings["batch_size"], settings["context_length"]
+    shuffle = random.Random(f"{settings['seed']}/{number}").shuffle
+    if settings["layout"] == "padded":
+        rows = sorted(rows, key=len, reverse=number % 2 == 1)  # in turn: the carry must not stay
+        batches = _batches_of_like_length(rows, size * length)
+    else:
+        rows = _pack(rows, length + 1)
+        shuffle(rows)
+        batches = [rows[i : i + size] for i in range(0, len(rows), size)]
+    carry = batches.pop() if len(batches) > 1 else []
+    shuffle(batches)
+    return batches, carry
+
+
+class _Pool:
+    """Draws documents for some batches at a time; remembers where the stream stood before."""
+
+    def __init__(
+        self,
+        documents: Any,
+        batch_size: int,
+        context_length: int,
+        *,
+        end_id: int,
+        layout: Literal["padded", "packed"] = "padded",
+        pool: int = 16,
+        seed: int = 0,
+    ) -> None:
+        if layout not in ("padded", "packed") or min(batch_size, context_length, pool) < 1:
+            raise ValueError(f"{layout=}, {batch_size=}, {context_length=}, {pool=}")
+        self.documents, self.end_id = documents, end_id
+        self.settings = {"batch_size": batch_size, "context_length": context_length}
+        self.settings |= {"layout": layout, "pool": pool, "seed": seed, "end_id": end_id}
+        self._carry: list[list[int]] = []  # rows that did not fill a batch, for the next pool
+        self._pool: list[list[list[int]]] = []  # batches of rows, the next one first
+        self._before: dict[str, Any] = {}
+        self._taken = self._number = 0
+
+    def _fill(self) -> None:
+        """Draw documents for the next pool of batches and deal them out."""
+        self._before = {"documents": self.documents.state_dict(), "carry": self._carry}
+        self._before["number"] = self._number
+        size, length = self.settings["batch_size"], self.settings["context_length"]
+        rows, tokens = list(self._carry), sum(map(len, self._carry))
+        while tokens < self.settings["pool"] * size * length:
+            document = map(int, next(self.documents))  # numpy's integers are no JSON
+            rows.append([self.end_id, *document, self.end_id])
+            tokens += len(rows[-1]) - 1
+            if len(rows[-1]) > length + 1:
+                raise ValueError(
+                    f"a document of {len(rows[-1]) - 1} tokens does not fit rows of {length}"
+                )
+        self._pool, self._carry = _deal(rows, self.settings, self._number)
+        self._taken, self._number = 0, self._number + 1
+
+
+class DocumentBatches(_Pool):
+    """Batches whose rows begin where a document begins; no document is cut or thrown away.
+
+    A row is the end token (as "begin here"), a document, the end token. With `layout="padded"` a
+    row holds one document; rows of like length share a batch of about `batch_size * context_length`
+    tokens, with -100 as the target of padding. With `layout="packed"` a row of `context_length`
+    holds as many whole documents as fit, each after the other's end token, and a batch has
+    `batch_size` rows.
+
+    Raises: ValueError for a document that does not fit a row.
+    """
+
+    def __next__(self) -> tuple[Tensor, Tensor]:
+        while self._taken >= len(self._pool):
+            self._fill()
+        rows = self._pool[self._taken]
+        self._taken += 1
+        width = self.settings["context_length"] + 1
+        if self.settings["layout"] == "padded":
+            width = min(width, -(-(max(map(len, rows)) - 1) // 8) * 8 + 1)
+        return pad_rows(rows, width, self.end_id)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where we stand: the stream before the pool, rows carried in, batches taken."""
+        if not self._before:
+            self._fill()
+        return {**self.settings, **self._before, "taken": self._taken}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go where `state` says. Raises: ValueError if its settings are others than ours."""
+        check_settings({k: state.get(k) for k in self.settings}, self.settings)
+        self.documents.load_state_dict(state["documents"])
+        self._carry, self._number = state["carry"], state["number"]
+        self._fill()
+        self._taken = state["taken"]

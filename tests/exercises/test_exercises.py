@@ -1,0 +1,129 @@
+"""The checker of exercises itself, and that each exercise has its stub and its solution."""
+
+import importlib
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from minillm import exercises
+from minillm.exercises import Result, check, exercise, grade
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+# Each test_exercises_NN.py holds, for its notebook, right answers and wrong ones.
+ANSWERS = [importlib.import_module(f"test_exercises_{notebook}") for notebook in exercises.MODULES]
+RIGHT = {name: answer for module in ANSWERS for name, answer in module.RIGHT.items()}
+WRONG = [case for module in ANSWERS for case in module.WRONG]
+NOTEBOOKS = Path(__file__).resolve().parents[2] / "notebooks"
+
+
+@pytest.fixture
+def toy(monkeypatch):
+    """An exercise "01.99" that lives for one test."""
+    exercises.names("01")  # its module registers once, when it is imported: not into the copy
+    monkeypatch.setattr(exercises, "_registry", dict(exercises._registry))
+
+    @exercise("01.99", "Write double(x) -> 2 * x.")
+    def grader(answer):
+        for x in (0, 3, -2):
+            if answer(x) != 2 * x:
+                return f"double({x}) should be {2 * x}"
+        return None
+
+    return "01.99"
+
+
+def raises(x):
+    raise KeyError("gone")
+
+
+def unsolved(x):
+    raise NotImplementedError
+
+
+@pytest.mark.parametrize(
+    ("answer", "status", "message"),
+    [
+        (None, "unsolved", "Write double(x) -> 2 * x."),
+        (..., "unsolved", "Write double(x) -> 2 * x."),
+        (unsolved, "unsolved", "Write double(x) -> 2 * x."),
+        (lambda x: None, "unsolved", "Write double(x) -> 2 * x."),
+        (lambda x: ..., "unsolved", "Write double(x) -> 2 * x."),
+        (lambda x: x, "wrong", "double(3) should be 6"),
+        (raises, "wrong", "your answer raised KeyError: 'gone'"),
+        (lambda: 1, "wrong", "your answer raised TypeError"),
+        (7, "wrong", "your answer raised TypeError"),
+        (lambda x: x + x, "correct", "Write double(x) -> 2 * x."),
+    ],
+)
+def test_grade(toy, answer, status, message):
+    result = grade(toy, answer)
+    assert result.status == status and message in result.message
+
+
+def test_check_prints_one_line(toy, capsys):
+    check(toy, lambda x: x)
+    assert capsys.readouterr().out == "01.99 wrong: double(3) should be 6\n"
+    assert str(Result("01.99", "correct", "well")) == "01.99 correct: well"
+
+
+def test_unknown_exercises_are_errors():
+    with pytest.raises(ValueError, match="no notebook '77'"):
+        grade("77.1", None)
+    with pytest.raises(ValueError, match=r"no exercise '01\.42'"):
+        grade("01.42", None)
+
+
+def outputs(path: Path) -> str:
+    cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+    streams = [o for c in cells for o in c.get("outputs", []) if o["output_type"] == "stream"]
+    return "\n".join("".join(o["text"]) for o in streams)
+
+
+@pytest.mark.parametrize(
+    "notebook",
+    [
+        n
+        for n, m in exercises.MODULES.items()
+        if (Path(exercises.__file__).parent / f"{m}.py").exists()
+    ],
+)
+def test_stub_and_solution_of_every_exercise(notebook):
+    (course,) = NOTEBOOKS.glob(f"{notebook}_*.ipynb")
+    names = exercises.names(notebook)
+    assert 3 <= len(names) <= 5
+    asked, solved = outputs(course), outputs(NOTEBOOKS / "solutions" / course.name)
+    for name in names:
+        assert f"{name} unsolved: {exercises.task(name)}" in asked
+        assert f"{name} correct: " in solved
+
+
+def test_every_exercise_has_a_right_and_two_wrong_answers():
+    everything = [name for notebook in exercises.MODULES for name in exercises.names(notebook)]
+    assert everything == sorted(RIGHT)
+    for name in everything:
+        assert sum(case[0] == name for case in WRONG) >= 2
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_right_answers_are_accepted(name):
+    result = grade(name, RIGHT[name])
+    assert result.status == "correct", result.message
+
+
+@pytest.mark.parametrize("case", range(len(WRONG)), ids=lambda i: f"{WRONG[i][0]}-{i}")
+def test_wrong_answers_are_explained(case):
+    name, answer, message = WRONG[case]
+    result = grade(name, answer)
+    assert result.status == "wrong" and message in result.message, result.message
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_stubs_are_unsolved(name):
+    def stub(*_, **__):
+        raise NotImplementedError
+
+    for unsolved_answer in (stub, lambda *_, **__: None, lambda *_, **__: ..., None, ...):
+        assert grade(name, unsolved_answer).status == "unsolved"

@@ -1,0 +1,322 @@
+"""The packed model gives the logits and the tokens of the model that it was made from."""
+
+import copy
+import itertools
+import pickle
+import shutil
+
+import pytest
+import torch
+import torch.nn.functional as F
+from family_checkpoints import make, ragged
+from torch._dynamo.testing import EagerAndRecordGraphs
+
+from minillm.config import ModelConfig
+from minillm.fast.kernels import MOST_ROWS, panel_product, step_attention, to_panels
+from minillm.fast.packed import SLAB, PackedLM, PackedMatrix, lay_out, multiply, shrink
+from minillm.generation.decoding import generate
+from minillm.generation.sampling import Sampler
+from minillm.model import CausalLM
+from minillm.pretrained.load import from_pretrained
+
+NAMES = ["llama-2", "llama-3", "llama-biased", "llama-tied", "mistral", "qwen2", "qwen2-window"]
+NAMES += ["qwen3"]
+
+
+def both(name, folder):
+    """The named model, as a small checkpoint holds it, and its packed form."""
+    make(name, folder)
+    model, _ = from_pretrained(folder)
+    return model, PackedLM(model)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@torch.no_grad()
+def test_logits_and_tokens_are_those_of_the_model(name, tmp_path):
+    theirs = make(name, tmp_path)
+    model, _ = from_pretrained(tmp_path)
+    packed = PackedLM(model)
+    ids, mask, positions = ragged()
+    expected = theirs(ids, attention_mask=mask, position_ids=positions).logits[mask.bool()]
+    found = packed(ids, attention_mask=mask)[mask.bool()]
+    torch.testing.assert_close(found, expected, atol=2e-5, rtol=1e-5)
+    for cache in ("dynamic", "static", None):
+        options = {"attention_mask": mask, "max_new_tokens": 24, "cache": cache}
+        assert torch.equal(generate(packed, ids, **options), generate(model, ids, **options))
+    heat = {"temperature": 0.8, "top_p": 0.9, "seed": 1}
+    a, b = (
+        generate(m, ids[:1], max_new_tokens=9, sampler=Sampler(**heat)) for m in (packed, model)
+    )
+    assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("shape", [(8, 6), (6, 8), (7, 4)])
+def test_a_product_with_halves_is_the_product(rows, shape):
+    weight, x, plus = torch.randn(shape), torch.randn(rows, shape[1]), torch.randn(rows, shape[0])
+    laid = lay_out(weight)
+    assert laid.shape == ((1, 7, 4) if shape[0] == 7 else (2, shape[0] // 2, shape[1]))
+    torch.testing.assert_close(multiply(x, laid), x @ weight.T)
+    torch.testing.assert_close(multiply(x, laid, plus), x @ weight.T + plus)
+    assert multiply(x, laid).is_contiguous()
+
+
+ONEDNN = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="needs oneDNN")
+
+
+@ONEDNN
+@torch.no_grad()
+def test_many_rows_of_a_large_matrix_go_to_onednn():
+    weight, x, plus = torch.randn(520, 512), torch.randn(5, 512), torch.randn(520)
+    matrix, exact = PackedMatrix(weight), x.double() @ weight.double().T
+    for rows, more in ((1, None), (5, None), (5, plus), (5, plus.expand(5, -1))):
+        expected = exact[:rows] if more is None else exact[:rows] + more
+        found = matrix(x[:rows], more)
+        torch.testing.assert_close(found, expected.float(), atol=1e-4, rtol=1e-5)
+        assert found.layout == torch.strided and (matrix.mkldnn is None) == (rows == 1)
+    twin = copy.deepcopy(matrix)
+    assert torch.equal(twin(x), matrix(x))
+    twin.load_state_dict({"weight": 2 * matrix.weight})  # the copy made before is stale
+    torch.testing.assert_close(twin(x), 2 * matrix(x))
+    torch.testing.assert_close(matrix.double()(x.double()), exact)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert PackedMatrix(weight)(x).dtype == torch.bfloat16
+    small = PackedMatrix(weight[:8])
+    torch.testing.assert_close(small(x), x @ weight[:8].T)
+    assert small.mkldnn is None
+
+
+@ONEDNN
+@torch.no_grad()
+@pytest.mark.parametrize("length", [12, 99])
+@pytest.mark.parametrize("kind", ["llama", "qwen3", "mistral"])
+def test_prompts_and_batches_of_a_wide_model(kind, length):
+    """Wide enough for oneDNN: ragged prompts, more than a slab, with and without a cache."""
+    window = {"sliding_window": 9} if kind == "mistral" else {}
+    config = ModelConfig(
+        300, 256, 2, 8, 544, num_key_value_heads=2, model_type=kind, initializer_range=0.1, **window
+    )
+    model = CausalLM(config).eval()
+    packed, ids = PackedLM(model), torch.randint(0, 300, (3, length))
+    assert (ids.numel() > SLAB) == (length == 99)
+    mask = torch.ones_like(ids)
+    mask[0, :5] = 0
+    for given in (None, mask):
+        real = mask.bool() if given is not None else mask.bool() | True
+        expected = model(ids, attention_mask=given)
+        found = packed(ids, attention_mask=given)
+        torch.testing.assert_close(found[real], expected[real], atol=1e-4, rtol=1e-4)
+        last = packed(ids, attention_mask=given, logits_to_keep=2)
+        torch.testing.assert_close(last, found[:, -2:])
+        options = {"attention_mask": given, "max_new_tokens": 10, "eos_token_id": None}
+        assert torch.equal(generate(packed, ids, **options), generate(model, ids, **options))
+    assert packed.packed[0].gate_up.mkldnn is not None
+    cache = packed.make_cache(batch_size=3)
+    cuts = (0, 7, length - 1, length)
+    pieces = [packed(ids[:, a:b], cache=cache) for a, b in itertools.pairwise(cuts)]
+    torch.testing.assert_close(torch.cat(pieces, 1), packed(ids), atol=1e-4, rtol=1e-4)
+
+
+def test_shrink_is_rms_norm_but_for_a_factor():
+    x = torch.randn(3, 64)
+    floor = torch.tensor((64 * 1e-5) ** 0.5)
+    torch.testing.assert_close(8 * shrink(x, floor), F.rms_norm(x, (64,), None, 1e-5))
+    assert shrink(x.bfloat16(), floor).dtype == torch.bfloat16
+    assert torch.equal(shrink(torch.zeros(1, 64), floor), torch.zeros(1, 64))
+
+
+def test_positions_beyond_the_table_are_turned_too(tmp_path):
+    make("llama-2", tmp_path)
+    model, _ = from_pretrained(tmp_path)
+    packed = PackedLM(model)
+    ids = torch.randint(1, 60, (2, 5))
+    expected = generate(packed, ids, max_new_tokens=12, eos_token_id=None)
+    packed.table = packed.table[:, :9]
+    assert torch.equal(generate(packed, ids, max_new_tokens=12, eos_token_id=None), expected)
+
+
+@pytest.mark.parametrize("name", ["llama-3", "qwen3"])
+@torch.no_grad()
+def test_one_token_more_gives_the_scores_of_the_model(name, tmp_path):
+    model, packed = both(name, tmp_path)
+    ids = torch.randint(1, 60, (3, 7))
+    for kind in ("dynamic", "static", "paged"):
+        scores = []
+        for m in (model, packed):
+            cache = m.make_cache(kind, batch_size=3, max_length=16)
+            m(ids[:, :6], cache=cache)
+            scores.append(m(ids[:, 6:], cache=cache))
+        torch.testing.assert_close(*scores, atol=2e-5, rtol=1e-5)
+
+
+def test_what_cannot_be_packed(tmp_path):
+    make("gpt2", tmp_path)
+    model, _ = from_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=r"gpt2 .*packed; llama, mistral, qwen2, qwen3 with silu"):
+        PackedLM(model)
+    for change in ({"rope_interleave": True}, {"hidden_act": "gelu"}):
+        (value,) = change.values()
+        with pytest.raises(ValueError, match=f"llama with .*{value}.* cannot be packed"):
+            PackedLM(small(**change))
+
+
+def small(**changes):
+    return CausalLM(ModelConfig(97, 32, 2, 4, 48, num_key_value_heads=2, **changes)).eval()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_rotation_that_grows_with_the_text(dtype):
+    scaling = {"rope_type": "dynamic", "factor": 2.0}
+    model = small(max_position_embeddings=16, rope_scaling=scaling).to(dtype)
+    packed, (ids, mask, _) = PackedLM(model), ragged()
+    options = {"attention_mask": mask, "max_new_tokens": 24}
+    assert torch.equal(generate(packed, ids, **options), generate(model, ids, **options))
+
+
+@torch.no_grad()
+def test_the_packed_copy_stands_for_itself():
+    """Training goes on in the model's own mode, and leaves the packed matrices as they are."""
+    model = small(attention_dropout=0.5).train()
+    packed = PackedLM(model)
+    assert not packed.training and all(m.training for m in model.modules())
+    before = {k: v.clone() for k, v in packed.packed.state_dict().items()}
+    for layer in model.model.layers:
+        for p in layer.parameters():
+            p.mul_(0.5)
+    assert all(torch.equal(v, before[k]) for k, v in packed.packed.state_dict().items())
+
+
+@pytest.mark.parametrize("name", ["llama-3", "qwen3"])
+@torch.no_grad()
+def test_generation_under_autocast(name, tmp_path):
+    model, packed = both(name, tmp_path)
+    ids = torch.randint(1, 60, (2, 7))
+    with torch.autocast("cpu", torch.bfloat16):
+        rows = generate(packed, ids, max_new_tokens=8, eos_token_id=None)
+        cache = packed.make_cache(batch_size=2)
+        packed(rows[:, :-1], cache=cache)
+        last = packed(rows[:, -1:], cache=cache)[:, -1]
+        whole = model(rows)[:, -1]
+    assert (last - whole).abs().max() < 0.05 * whole.abs().max()
+
+
+@pytest.mark.parametrize("rows", [1, 2, 32])
+@pytest.mark.parametrize("outputs", [16, 64, 97, 131])
+def test_a_product_with_panels_is_the_product(rows, outputs):
+    weight, x = torch.randn(outputs, 40), torch.randn(40, rows).t()  # rows that are not contiguous
+    panels = to_panels(weight)
+    assert panels.shape[1:] == (40, 16) and 0 <= 16 * len(panels) - outputs < 16
+    found = panel_product(x, panels, outputs)
+    torch.testing.assert_close(found, (x.double() @ weight.double().T).float())
+    half = panel_product(x.bfloat16(), panels.bfloat16(), outputs)
+    exact = x.bfloat16().double() @ weight.bfloat16().double().T
+    assert half.dtype == torch.bfloat16  # one rounding, at the end
+    torch.testing.assert_close(half, exact.bfloat16(), atol=1e-2, rtol=2**-7)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize(("queries", "dim"), [(1, 16), (3, 20)])
+def test_attention_as_sums_is_attention(queries, dim, masked, dtype):
+    q = torch.randn(2, 3, queries, dim, dtype=dtype)
+    k, v = torch.randn(2, 2, 3, 9, dim, dtype=dtype)
+    mask = torch.rand(2, 1, 1, 9) > 0.4 if masked else None
+    wide = F.scaled_dot_product_attention(q.double(), k.double(), v.double(), mask, scale=0.3)
+    found = step_attention(q, k, v, mask, 0.3)
+    torch.testing.assert_close(found, wide.to(dtype))
+
+
+def recorded(packed):
+    """The graphs that a compiler gets for this model; nothing is compiled."""
+    torch._dynamo.reset()
+    backend = EagerAndRecordGraphs()
+    packed.compiled_run = torch.compile(packed.run, dynamic=False, backend=backend)
+    return backend.graphs
+
+
+def names_of(graphs):
+    return [getattr(node.target, "__name__", node.target) for g in graphs for node in g.graph.nodes]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_compiler_gets_sums_and_the_same_tokens(name, tmp_path):
+    model, packed = both(name, tmp_path)
+    ids, mask, _ = ragged()
+    options = {"attention_mask": mask, "max_new_tokens": 12, "cache": "static"}
+    graphs = recorded(packed)
+    found = generate(packed, ids, compile=True, **options)
+    assert torch.equal(found, generate(model, ids, **options))
+    names = names_of(graphs)
+    assert len(graphs) == 1 and "as_strided" in names
+    assert not {"linear", "addmm", "scaled_dot_product_attention"} & set(names)
+
+
+@torch.no_grad()
+def test_what_has_no_panels_is_compiled_as_before():
+    """Many rows, float64, autocast: products by `linear`."""
+    model = small()
+    for rows, dtype in ((33, torch.float32), (17, torch.bfloat16), (1, torch.float64)):
+        packed = PackedLM(model.to(dtype))
+        graphs, ids = recorded(packed), torch.randint(1, 97, (rows, 5))
+        options = {"max_new_tokens": 4, "cache": "static", "eos_token_id": None}
+        found = generate(packed, ids, compile=True, **options)
+        assert torch.equal(found, generate(packed, ids, **options))
+        assert "linear" in names_of(graphs)
+        assert (packed.head.panels is None) == (dtype not in MOST_ROWS)
+    packed = PackedLM(model.float())
+    graphs = recorded(packed)
+    with torch.autocast("cpu", torch.bfloat16):
+        generate(packed, ids, compile=True, **options)
+    assert "linear" in names_of(graphs)
+
+
+@torch.no_grad()
+def test_a_compiler_gets_attention_whole_where_registers_would_not_hold_its_sums():
+    config = ModelConfig(97, 32, 1, 8, 48, num_key_value_heads=1, head_dim=64)
+    packed, ids = PackedLM(CausalLM(config).eval()), torch.randint(1, 97, (2, 5))
+    graphs, options = recorded(packed), {"max_new_tokens": 4, "eos_token_id": None}
+    found = generate(packed, ids, cache="static", compile=True, **options)
+    assert torch.equal(found, generate(packed, ids, **options))
+    names = names_of(graphs)
+    assert "scaled_dot_product_attention" in names and "linear" not in names
+
+
+@torch.no_grad()
+def test_few_digits_on_the_way_leave_no_trace_in_the_turns():
+    packed = PackedLM(small())
+    table, floor = packed.table.clone(), packed.floor.clone()
+    packed.bfloat16().float()
+    assert torch.equal(packed.table, table) and torch.equal(packed.floor, floor)
+    packed, model, ids = PackedLM(small()).double(), small().double(), torch.tensor([[3, 5, 8]])
+    cache = packed.make_cache(batch_size=1)
+    found = torch.cat([packed(ids[:, t : t + 1], cache=cache) for t in range(3)], 1)
+    torch.testing.assert_close(found, model(ids), atol=1e-6, rtol=1e-5)
+
+
+@torch.no_grad()
+def test_panels_follow_their_matrix():
+    matrix = PackedMatrix(torch.randn(32, 8))
+    matrix.lay_out_panels()
+    kept = matrix.panels
+    matrix.lay_out_panels()
+    assert matrix.panels is kept
+    assert pickle.loads(pickle.dumps(matrix)).panels is None and matrix.panels is kept
+    matrix.load_state_dict({"weight": 2 * matrix.weight})
+    assert matrix.panels is None
+    matrix.lay_out_panels()
+    assert torch.equal(matrix.panels, 2 * kept)
+    assert matrix.bfloat16().panels is None
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler")
+def test_compiled_sums_give_the_same_tokens():
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    config = ModelConfig(97, 32, 1, 4, 48, num_key_value_heads=2, initializer_range=0.1)
+    model = CausalLM(config).eval()
+    packed, ids = PackedLM(model), torch.randint(1, 97, (2, 5))
+    options = {"max_new_tokens": 12, "cache": "static", "eos_token_id": None}
+    found = generate(packed, ids, compile=True, **options)
+    assert torch.equal(found, generate(model, ids, **options))
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
+    assert not torch._dynamo.utils.counters["graph_break"]

@@ -1,0 +1,414 @@
+"""Generation: token after token must equal the whole computed at once, however it is done."""
+
+import copy
+import io
+import math
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from family_checkpoints import make, ragged
+from torch._dynamo.testing import CompileCounter
+
+from minillm.config import ModelConfig
+from minillm.generation.decoding import generate, stream_text
+from minillm.generation.sampling import GREEDY, Sampler
+from minillm.generation.speculative import speculative_generate
+from minillm.model import CausalLM
+from minillm.pretrained.load import from_pretrained
+from minillm.tokenizer.bpe import BPETokenizer
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    texts = ["the cat sat on the mat, the dog ate the été hat"] * 4
+    return BPETokenizer.train(texts, 300, special_tokens=("<|endoftext|>",))
+
+
+def model(seed=0, vocab_size=300, **changes):
+    config = ModelConfig(vocab_size, 32, 2, 4, 48, num_key_value_heads=2, initializer_range=0.3)
+    config = ModelConfig(**{**vars(config), **changes})
+    return CausalLM(config, seed=seed).eval()
+
+
+SAMPLERS = {
+    "greedy": lambda: GREEDY,
+    "all at once": lambda: Sampler(
+        temperature=0.9, top_k=20, top_p=0.9, min_p=0.01, repetition_penalty=1.2,
+        presence_penalty=0.3, frequency_penalty=0.2, seed=5,
+    ),
+}  # fmt: skip
+samplers = pytest.mark.parametrize("sampler", SAMPLERS.values(), ids=SAMPLERS)
+
+
+def step_by_hand(m, row, count, sampler):
+    """The definition: everything anew for each token, one row, no cache."""
+    for _ in range(count):
+        with torch.no_grad():
+            drawn = sampler(m(row)[:, -1], row)
+        row = torch.cat([row, drawn[:, None]], 1)
+    return row
+
+
+@samplers
+@pytest.mark.parametrize("cache", ["dynamic", "static", "paged", None])
+def test_every_cache_gives_the_definition(sampler, cache):
+    m, prompt = model(), torch.tensor([[5, 7, 11]])
+    found = generate(m, prompt, max_new_tokens=20, sampler=sampler(), cache=cache)
+    assert torch.equal(found, step_by_hand(m, prompt, 20, sampler()))
+
+
+@samplers
+def test_a_ragged_batch_equals_its_rows_one_by_one(sampler):
+    m, (ids, mask, _) = model(), ragged()
+    chosen = sampler()
+    together = generate(m, ids, attention_mask=mask, max_new_tokens=16, sampler=chosen)
+    for row, padding in enumerate((mask == 0).sum(1).tolist()):
+        own = chosen if chosen is GREEDY else Sampler(**{**vars_of(chosen), "seed": 5 + row})
+        alone = generate(m, ids[row : row + 1, padding:], max_new_tokens=16, sampler=own)
+        assert torch.equal(together[row : row + 1, padding:], alone)
+
+
+def vars_of(sampler):
+    return {k: getattr(sampler, k) for k in sampler.__dataclass_fields__}
+
+
+@torch.no_grad()
+def test_sampling_options_as_transformers(tmp_path):
+    theirs = make("llama-3", tmp_path)
+    ours, _ = from_pretrained(tmp_path)
+    ids, mask, _ = ragged()
+    options = {"attention_mask": mask, "max_new_tokens": 24}
+    # theirs counts padding as tokens that occurred, so no padding here
+    expected = theirs.generate(ids[:1], max_new_tokens=24, do_sample=False, repetition_penalty=1.3)
+    found = generate(
+        ours, ids[:1], max_new_tokens=24, sampler=Sampler(temperature=0, repetition_penalty=1.3)
+    )
+    assert torch.equal(found, expected)
+    for eos in (7, [7, 50, 3]):
+        expected = theirs.generate(ids, do_sample=False, eos_token_id=eos, **options)
+        assert torch.equal(generate(ours, ids, eos_token_id=eos, **options), expected)
+
+
+def test_rows_that_end_are_filled_and_the_rest_goes_on():
+    m, prompt = model(pad_token_id=2), torch.tensor([[5, 7], [8, 9], [1, 4]])
+    free = generate(m, prompt, max_new_tokens=12)
+    eos = free[1, 5].item()
+    stopped = generate(m, prompt, max_new_tokens=12, eos_token_id=eos)
+    for row, full in zip(stopped.tolist(), free.tolist(), strict=True):
+        new = full[2:]
+        end = new.index(eos) + 1 if eos in new else len(new)
+        assert row[2 : 2 + end] == new[:end] and set(row[2 + end :]) <= {2}
+    assert generate(m, prompt[1:2], max_new_tokens=12, eos_token_id=eos).shape[1] <= 6
+    no_pad = generate(model(), prompt, max_new_tokens=12, eos_token_id=eos)
+    assert set(no_pad[1, 6:].tolist()) <= {eos}
+
+
+def test_the_configs_end_token_is_the_default():
+    free = generate(model(), torch.tensor([[5, 7]]), max_new_tokens=12)
+    eos = free[0, 6].item()
+    m = model(eos_token_id=(eos, 299))
+    first = free[0, 2:].tolist().index(eos)
+    assert generate(m, torch.tensor([[5, 7]]), max_new_tokens=12).shape[1] == 3 + first
+    assert generate(m, torch.tensor([[5, 7]]), max_new_tokens=12, eos_token_id=None).shape[1] == 14
+
+
+def test_stop_strings_across_token_borders(tokenizer):
+    m = model(vocab_size=tokenizer.vocab_size)
+    prompt = torch.tensor([tokenizer.encode("the cat")])
+    free = generate(m, prompt, max_new_tokens=30)[0, prompt.shape[1] :].tolist()
+    text = tokenizer.decode(free)
+    tested = 0
+    for start in range(0, 20, 3):
+        for length in (1, 4, 9):
+            stop = text[start : start + length]
+            if not stop or "�" in stop:
+                continue
+            found = generate(m, prompt, max_new_tokens=30, stop=stop, tokenizer=tokenizer)
+            new = found[0, prompt.shape[1] :].tolist()
+            shortest = next(n for n in range(1, 31) if stop in tokenizer.decode(free[:n]))
+            assert new == free[:shortest]
+            pieces = stream_text(m, tokenizer, prompt, max_new_tokens=30, stop=stop)
+            assert "".join(pieces) == text[: text.index(stop)]
+            tested += 1
+    assert tested > 5
+
+
+def test_a_row_that_has_ended_is_not_read_for_stop_strings(tokenizer):
+    """It is filled with the pad token, which the tokenizer need not know."""
+    vocab_size = tokenizer.vocab_size
+    m, (ids, mask, _) = model(1, vocab_size + 1, pad_token_id=vocab_size), ragged()
+    free = generate(m, ids, attention_mask=mask, max_new_tokens=12)
+    assert (free < vocab_size).all()
+    options = {"attention_mask": mask, "max_new_tokens": 12, "eos_token_id": free[1, -8].item()}
+    found = generate(m, ids, stop="no such words", tokenizer=tokenizer, **options)
+    assert torch.equal(found, generate(m, ids, **options)) and (found == vocab_size).any()
+
+
+def test_stop_sequences_of_ids():
+    m, prompt = model(), torch.tensor([[5, 7, 11]])
+    free = generate(m, prompt, max_new_tokens=20)[0].tolist()
+    found = generate(m, prompt, max_new_tokens=20, stop=[free[8:10], [298, 297]])[0].tolist()
+    first = next(i for i in range(5, 24) if free[i - 2 : i] == free[8:10] and i > 4)
+    assert found == free[:first]
+
+
+def test_stream_text_joins_to_the_whole_in_whole_characters(tokenizer):
+    m = model(seed=1, vocab_size=tokenizer.vocab_size)
+    sampler = {"temperature": 1.5, "seed": 3}  # hot enough to break characters apart
+    ids = torch.tensor([tokenizer.encode("the")])
+    pieces = list(stream_text(m, tokenizer, "the", max_new_tokens=80, sampler=Sampler(**sampler)))
+    whole = generate(m, ids, max_new_tokens=80, sampler=Sampler(**sampler))[0, 1:].tolist()
+    assert "".join(pieces) == tokenizer.decode(whole)
+    assert all(pieces) and len(pieces) > 20
+
+
+def test_on_token_sees_each_step():
+    m, prompt, seen = model(), torch.tensor([[5], [6]]), []
+    found = generate(m, prompt, max_new_tokens=7, on_token=lambda ids: seen.append(ids.clone()))
+    assert torch.equal(torch.stack(seen, 1), found[:, 1:])
+
+
+def test_a_cache_that_already_holds_the_beginning():
+    m, prompt = model(), torch.tensor([[5, 7, 11, 13, 17]])
+    cache = m.make_cache(batch_size=1)
+    with torch.no_grad():
+        m(prompt[:, :3], cache=cache)
+    calls = []
+    hook = m.model.embed_tokens.register_forward_hook(
+        lambda _, args, __: calls.append(args[0].shape[1])
+    )
+    found = generate(m, prompt, max_new_tokens=6, cache=cache.fork())
+    hook.remove()
+    assert calls == [2, 1, 1, 1, 1, 1] and cache.length == 3
+    assert torch.equal(found, generate(m, prompt, max_new_tokens=6))
+    with pytest.raises(ValueError, match=r"holds 3 positions of a prompt of 3.*crop\(2\)"):
+        generate(m, prompt[:, :3], max_new_tokens=6, cache=cache)
+
+
+def test_nothing_to_generate():
+    prompt = torch.tensor([[5, 7]])
+    assert torch.equal(generate(model(), prompt, max_new_tokens=0), prompt)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda m, x: generate(m, x[0], max_new_tokens=1), r"\(B, T\)"),
+        (lambda m, x: generate(m, x[:, :0], max_new_tokens=1), r"at least one a row"),
+        (lambda m, x: generate(m, x, max_new_tokens=-1), "-1"),
+        (
+            lambda m, x: generate(m, x, max_new_tokens=1, attention_mask=torch.tensor([[1, 0]])),
+            "on the left",
+        ),
+        (
+            lambda m, x: generate(m, x, max_new_tokens=1, attention_mask=torch.ones(1, 3)),
+            "differ in shape",
+        ),
+        (lambda m, x: generate(m, x, max_new_tokens=1, stop="a"), "need a tokenizer"),
+        (lambda m, x: generate(m, x, max_new_tokens=1, stop=[[]]), "must not be empty"),
+        (lambda m, x: generate(m, x, max_new_tokens=1, stop=[5, 7]), r"as in \[\[5, 7\]\]"),
+        (lambda m, x: generate(m, x, max_new_tokens=1, eos_token_id=300), r"ids are 0\.\.299"),
+        (lambda m, x: generate(m, x, max_new_tokens=1, eos_token_id=[3, -1]), r"\(3, -1\)"),
+        (lambda m, x: generate(m, x, max_new_tokens=1, stop=[[3, 300]]), r"ids \[300\], but"),
+        (lambda m, x: generate(m, x, max_new_tokens=1, min_new_tokens=-5), "negative: -5"),
+        (
+            lambda m, x: generate(m, x + 295, max_new_tokens=1),
+            "id 302, the vocabulary ids 0 to 299",
+        ),
+        (lambda m, x: speculative_generate(m, m, x - 6, max_new_tokens=1), "id -1, the vocabulary"),
+        (lambda m, x: generate(m, x.bool(), max_new_tokens=1), "torch.bool"),
+        (lambda m, x: generate(m, x, max_new_tokens=1, compile=True), "static"),
+        (lambda m, x: speculative_generate(m, m, x.repeat(2, 1), max_new_tokens=1), "2 rows"),
+        (
+            lambda m, x: speculative_generate(m, model(vocab_size=301), x, max_new_tokens=1),
+            "300 and 301",
+        ),
+        (lambda m, x: speculative_generate(m, m, x, max_new_tokens=1, num_draft=-1), "-1"),
+    ],
+)
+def test_calls_that_make_no_sense(call, message):
+    with pytest.raises(ValueError, match=message):
+        call(model(), torch.tensor([[5, 7]]))
+
+
+@pytest.mark.parametrize("num_draft", [1, 4, 9])
+@pytest.mark.parametrize("draft_seed", [0, 1])
+def test_speculation_is_exact_when_greedy(num_draft, draft_seed):
+    m, draft, rounds = model(), model(seed=draft_seed), []
+    prompt = torch.tensor([[5, 7, 11]])
+    found = speculative_generate(
+        m, draft, prompt, max_new_tokens=25, num_draft=num_draft,
+        on_round=lambda *counts: rounds.append(counts),
+    )  # fmt: skip
+    assert torch.equal(found, generate(m, prompt, max_new_tokens=25))
+    if draft_seed == 0:  # the draft is the model: every guess stands
+        assert all(guessed == accepted for guessed, accepted in rounds)
+        assert len(rounds) == math.ceil(25 / (num_draft + 1))
+    eos = found[0, 12].item()
+    ended = speculative_generate(m, draft, prompt, max_new_tokens=25, eos_token_id=eos)
+    assert torch.equal(ended, generate(m, prompt, max_new_tokens=25, eos_token_id=eos))
+
+
+def test_speculation_keeps_the_distribution():
+    """Chi-square of the pair of next two tokens against the large model's own probabilities."""
+    m, draft = (
+        model(vocab_size=6, num_hidden_layers=1),
+        model(seed=9, vocab_size=6, num_hidden_layers=1),
+    )
+    sampler, prompt, n = Sampler(temperature=0.7, top_p=0.95), torch.tensor([[1, 2]]), 1500
+    generator, counts = torch.Generator().manual_seed(0), torch.zeros(6, 6)
+    for _ in range(n):
+        found = speculative_generate(
+            m, draft, prompt, max_new_tokens=2, num_draft=2, sampler=sampler, generator=generator
+        )
+        counts[found[0, 2], found[0, 3]] += 1
+    with torch.no_grad():
+        first = sampler.probabilities(m(prompt)[:, -1])[0]
+        rows = [torch.cat([prompt, torch.tensor([[i]])], 1) for i in range(6)]
+        second = torch.cat([sampler.probabilities(m(row)[:, -1]) for row in rows])
+    expected = n * first[:, None] * second
+    assert not counts[expected == 0].any()
+    likely = expected > 5
+    chi = ((counts - expected)[likely] ** 2 / expected[likely]).sum().item()
+    freedom = likely.sum().item() - 1
+    assert chi < freedom + 4 * math.sqrt(2 * freedom)
+
+
+def test_speculation_draws_from_the_samplers_seed():
+    m, draft, prompt = model(), model(seed=1), torch.tensor([[5, 7, 11]])
+    found = []
+    for seed in (3, np.int64(3), [3], 4):
+        sampler = Sampler(temperature=1.0, seed=seed)
+        found.append(speculative_generate(m, draft, prompt, max_new_tokens=12, sampler=sampler))
+    assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
+    assert not torch.equal(found[0], found[3])
+
+
+def test_a_copy_of_a_compiled_model_computes_with_its_own_weights():
+    torch._dynamo.reset()
+    m, prompt = model(), torch.tensor([[5, 7, 11]])
+    m.compiled_run = torch.compile(m.run, dynamic=False, backend="eager")
+    options = {"max_new_tokens": 8, "cache": "static"}
+    before = generate(m, prompt, compile=True, **options)
+    other = copy.deepcopy(m)
+    assert not hasattr(other, "compiled_run")  # what follows would compile with g++
+    other.compiled_run = torch.compile(other.run, dynamic=False, backend="eager")
+    other.reset_parameters(seed=1)
+    assert torch.equal(generate(m, prompt, compile=True, **options), before)
+    found = generate(other, prompt, compile=True, **options)
+    assert torch.equal(found, generate(model(seed=1), prompt, max_new_tokens=8))
+    torch.save(m, io.BytesIO())
+
+
+def test_prompts_of_nearly_one_length_share_what_is_compiled():
+    torch._dynamo.reset()
+    counter = CompileCounter()  # no C++ needed
+    m = model()
+    m.compiled_run = torch.compile(m.run, dynamic=False, backend=counter)
+    for length in range(2, 14):
+        prompt = torch.arange(1, length + 1)[None]
+        found = generate(m, prompt, max_new_tokens=4, cache="static", compile=True)
+        assert torch.equal(found, generate(m, prompt, max_new_tokens=4))
+    assert counter.frame_count == 1
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler")
+def test_compiled_static_decoding_gives_the_same_ids_and_compiles_once():
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    m, (ids, mask, _) = model(), ragged()
+    for _ in range(2):
+        found = generate(
+            m, ids, attention_mask=mask, max_new_tokens=12, cache="static", compile=True
+        )
+        assert torch.equal(found, generate(m, ids, attention_mask=mask, max_new_tokens=12))
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
+    assert not torch._dynamo.utils.counters["graph_break"]
+
+
+def test_a_static_cache_is_compiled_once_and_a_growing_one_each_time():
+    torch._dynamo.reset()
+    counter = CompileCounter()  # no C++ needed
+    m, prompt = model(), torch.tensor([[5, 7, 11], [1, 2, 3]])
+    m.compiled_run = torch.compile(m.run, dynamic=False, backend=counter)
+    found = generate(m, prompt, max_new_tokens=20, cache="static", compile=True)
+    assert torch.equal(found, generate(m, prompt, max_new_tokens=20)) and counter.frame_count == 1
+    growing = m.make_cache(batch_size=2)
+    with torch.inference_mode():
+        for t in range(3):
+            m.compiled_run(prompt[:, t : t + 1].clone(), torch.tensor([[t]]), None, False, growing)
+    assert counter.frame_count == 4
+
+
+AUTOCAST_FAMILIES = {
+    "llama": {"num_key_value_heads": 2},
+    "qwen3": {"num_key_value_heads": 2},
+    "gemma": {"num_key_value_heads": 1},
+    "gpt2": {"num_key_value_heads": 4},
+    "falcon": {"num_key_value_heads": 1},
+    "deepseek_v3": {
+        "num_key_value_heads": 4, "kv_lora_rank": 16,
+        "qk_nope_head_dim": 8, "qk_rope_head_dim": 8, "v_head_dim": 8, "head_dim": None,
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("family", AUTOCAST_FAMILIES)
+def test_generation_under_autocast(family):
+    """Keys and values come in bfloat16 there, from float32 weights; every cache must take them."""
+    sizes = {"vocab_size": 300, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+    sizes |= {"intermediate_size": 48, "initializer_range": 0.3, "model_type": family}
+    m, (ids, mask, _) = CausalLM(ModelConfig(**sizes, **AUTOCAST_FAMILIES[family])), ragged()
+    m.eval()
+    options = {"attention_mask": mask, "max_new_tokens": 10}
+    with torch.autocast("cpu", torch.bfloat16):
+        expected = generate(m, ids, cache="dynamic", **options)
+        for cache in ("static", "paged"):
+            assert torch.equal(generate(m, ids, cache=cache, **options), expected)
+        assert m.make_cache(batch_size=1)[0].dtype == torch.bfloat16
+        own = m.make_cache(batch_size=1, dtype=torch.float16)[0].dtype
+        assert own == torch.float16  # who asks gets what was asked for
+        cache = m.make_cache(batch_size=len(ids))
+        with torch.no_grad():  # one shot and in two pieces, to bfloat16's precision
+            whole = m(ids, attention_mask=mask)
+            m(ids[:, :-1], attention_mask=mask[:, :-1], cache=cache)
+            last = m(ids[:, -1:], attention_mask=mask, cache=cache)
+    gap = (whole[:, -1:].float() - last.float()).abs().max()
+    assert gap < 0.05 * whole[:, -1].float().abs().max()
+    assert m.make_cache(batch_size=1)[0].dtype == torch.float32
+
+
+def test_float64_is_not_touched_by_autocast():
+    m, prompt = model().double(), torch.tensor([[5, 7, 11]])
+    with torch.autocast("cpu", torch.bfloat16):
+        assert m.make_cache(batch_size=1)[0].dtype == torch.float64
+        assert torch.equal(
+            generate(m, prompt, max_new_tokens=8), step_by_hand(m, prompt, 8, GREEDY)
+        )
+
+
+def test_mistral_generates_past_its_window_with_any_cache(tmp_path):
+    theirs = make("mistral", tmp_path)
+    ours, _ = from_pretrained(tmp_path)
+    ids, mask, _ = ragged()
+    options = {"attention_mask": mask, "max_new_tokens": 20}
+    expected = theirs.generate(ids, do_sample=False, **options)
+    for cache in ("sliding", "dynamic", "static"):
+        assert torch.equal(generate(ours, ids, cache=cache, **options), expected)
+
+
+def test_a_minimum_length_holds_off_end_tokens_as_transformers_does(tmp_path):
+    theirs = make("llama-3", tmp_path)
+    m, _ = from_pretrained(tmp_path)
+    ids, mask, _ = ragged()
+    free = generate(m, ids, attention_mask=mask, max_new_tokens=12, eos_token_id=None)
+    ends = sorted(set(free[:, 21:25].flatten().tolist()))  # greedy would end at once
+    options = {"max_new_tokens": 12, "min_new_tokens": 6, "eos_token_id": ends}
+    found = generate(m, ids, attention_mask=mask, **options)
+    expected = theirs.generate(ids, attention_mask=mask, do_sample=False, pad_token_id=0, **options)
+    assert torch.equal(found, expected)
+    assert not torch.isin(found[:, 21:27], torch.tensor(ends)).any()
+    at_once = generate(m, ids, attention_mask=mask, max_new_tokens=12, eos_token_id=ends)
+    assert at_once.shape[1] == 22  # without a minimum all rows end with their first token

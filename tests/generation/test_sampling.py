@@ -1,0 +1,405 @@
+"""Filters against transformers' processors, draws against chi-square, search recomputed."""
+
+import math
+from functools import partial
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers.generation import logits_process as hf
+
+from minillm.generation import sampling
+from minillm.generation.sampling import GREEDY, Sampler, speculative_step
+from minillm.generation.search import beam_search, exhaustive_search
+
+B, V = 6, 211
+
+
+def random_logits(seed: int, *, holes: bool = True) -> torch.Tensor:
+    """Logits of very different scales, some of them -inf, one row extreme."""
+    g = torch.Generator().manual_seed(seed)
+    x = torch.randn(B, V, generator=g) * torch.tensor([0.1, 1.0, 3.0, 10.0, 1.0, 1.0])[:, None]
+    if holes:
+        x[4, torch.rand(V, generator=g) < 0.5] = -math.inf
+        x[5, 7] = 3e4
+        x[5, 8] = -3e38
+    return x
+
+
+def previous(seed: int) -> torch.Tensor:
+    return torch.randint(V, (B, 13), generator=torch.Generator().manual_seed(seed))
+
+
+CASES = [
+    (lambda x, ids: sampling.temperature(x, 0.7), hf.TemperatureLogitsWarper(0.7)),
+    (lambda x, ids: sampling.top_k(x, 20), hf.TopKLogitsWarper(20)),
+    (lambda x, ids: sampling.top_k(x, 10_000), hf.TopKLogitsWarper(10_000)),
+    (lambda x, ids: sampling.top_p(x, 0.9), hf.TopPLogitsWarper(0.9)),
+    (lambda x, ids: sampling.top_p(x, 0.3), hf.TopPLogitsWarper(0.3)),
+    (lambda x, ids: sampling.min_p(x, 0.05), hf.MinPLogitsWarper(0.05)),
+    (
+        lambda x, ids: sampling.repetition_penalty(x, ids, 1.3),
+        hf.RepetitionPenaltyLogitsProcessor(1.3),
+    ),
+]
+
+
+@pytest.mark.parametrize("case", range(len(CASES)))
+@pytest.mark.parametrize("seed", range(5))
+def test_filter_equals_transformers(case, seed):
+    ours, theirs = CASES[case]
+    x, ids = random_logits(seed), previous(seed)
+    torch.testing.assert_close(ours(x, ids), theirs(ids, x.clone()), rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("k", [None, 30])
+def test_chain_equals_transformers_in_order(k):
+    for seed in range(5):
+        x, ids = random_logits(seed), previous(seed)
+        sampler = Sampler(temperature=0.8, top_k=k, top_p=0.92, min_p=0.01, repetition_penalty=1.2)
+        chain = hf.LogitsProcessorList(
+            [hf.RepetitionPenaltyLogitsProcessor(1.2), hf.TemperatureLogitsWarper(0.8)]
+            + ([hf.TopKLogitsWarper(k)] if k else [])
+            + [hf.TopPLogitsWarper(0.92), hf.MinPLogitsWarper(0.01)]
+        )
+        torch.testing.assert_close(
+            sampler.process(x, ids), chain(ids, x.clone()), rtol=1e-6, atol=0
+        )
+
+
+def test_a_sampler_is_filters_and_a_draw():
+    options = {"temperature": 0.7, "top_k": 90, "top_p": 0.9, "min_p": 0.01}
+    options |= {"repetition_penalty": 1.3, "presence_penalty": 0.2, "frequency_penalty": 0.1}
+    x, ids = random_logits(3), previous(3)
+    chain, sampler = sampling.Filters(**options), Sampler(**options, seed=5)
+    assert torch.equal(chain.process(x, ids), sampler.process(x, ids))
+    shares = chain.probabilities(x, ids)
+    torch.testing.assert_close(shares.sum(-1), torch.ones(B))
+    twin = Sampler(**options, seed=5)
+    assert torch.equal(sampler(x, ids), sampling.draw(shares, twin.uniform(B)))
+
+
+def test_penalties_against_numpy():
+    x, ids = random_logits(3, holes=False), previous(3)
+    want_presence, want_frequency = x.numpy().copy(), x.numpy().copy()
+    for row, tokens in enumerate(ids.numpy()):
+        counts = np.bincount(tokens, minlength=V)
+        want_presence[row] -= 0.6 * (counts > 0)
+        want_frequency[row] -= 0.6 * counts
+    np.testing.assert_allclose(sampling.presence_penalty(x, ids, 0.6), want_presence, rtol=1e-6)
+    np.testing.assert_allclose(sampling.frequency_penalty(x, ids, 0.6), want_frequency, rtol=1e-6)
+    sampler = Sampler(presence_penalty=0.6, frequency_penalty=0.6)
+    both = want_presence + want_frequency - x.numpy()
+    np.testing.assert_allclose(sampler.process(x, ids), both, rtol=1e-5, atol=1e-6)
+
+
+def test_negative_ids_are_no_tokens():
+    x, ids = random_logits(0), previous(0)
+    padded = torch.cat([torch.full((B, 4), -1), ids], dim=1)
+    for name in ("repetition_penalty", "presence_penalty", "frequency_penalty"):
+        function = getattr(sampling, name)
+        torch.testing.assert_close(function(x, padded, 1.5), function(x, ids, 1.5))
+
+
+def test_filters_keep_the_dtype():
+    ids = previous(0)
+    for dtype in (torch.bfloat16, torch.float64):
+        x = random_logits(0, holes=False).to(dtype)
+        for name in ("repetition_penalty", "presence_penalty", "frequency_penalty"):
+            assert getattr(sampling, name)(x, ids, 1.5).dtype == dtype
+        for name, value in (("temperature", 0.5), ("top_k", 3), ("top_p", 0.5), ("min_p", 0.5)):
+            assert getattr(sampling, name)(x, value).dtype == dtype
+    empty = ids[:, :0]
+    assert torch.equal(sampling.frequency_penalty(x, empty, 1.5), x)
+
+
+def test_one_token_is_always_drawn():
+    sampler = Sampler(temperature=2.0, top_k=5, top_p=1e-9, min_p=1.0, seed=0)
+    assert sampler(torch.tensor([[-7.0], [3e38]])).tolist() == [0, 0]
+
+
+def test_top_k_keeps_exactly_k_with_ties():
+    x = torch.tensor([[1.0, 1.0, 1.0, 1.0], [0.0, 2.0, 2.0, 1.0]])
+    assert sampling.top_k(x, 2).isfinite().sum(-1).tolist() == [2, 2]
+
+
+@given(st.lists(st.floats(-30, 30), min_size=2, max_size=40), st.floats(0.01, 0.99))
+def test_top_p_keeps_the_smallest_sufficient_set(values, p):
+    x = torch.tensor([values], dtype=torch.float64).float()
+    kept = sampling.top_p(x, p)[0] > -math.inf
+    probabilities = x.double().softmax(-1)[0]
+    mass = probabilities[kept].sum()
+    assert mass >= p - 1e-5
+    assert mass - probabilities[kept].min() < p + 1e-5
+    if not kept.all():
+        assert probabilities[kept].min() >= probabilities[~kept].max()
+
+
+def test_top_p_that_with_all_logits_equal():
+    x = torch.zeros(2, 3000)
+    x[0, :10] = 12.0
+    kept = (sampling.top_p(x, 0.9) > -math.inf).sum(-1)
+    assert kept[0] == 10 and abs(int(kept[1]) - 2700) <= 1  # 0.9 itself is rounded
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda x: sampling.temperature(x, 0), "temperature must be > 0, got 0"),
+        (lambda x: sampling.top_k(x, 0), "top_k must be >= 1, got 0"),
+        (lambda x: sampling.top_p(x, 0.0), "top_p must be in"),
+        (lambda x: sampling.min_p(x, 1.5), "min_p must be in"),
+        (lambda x: sampling.repetition_penalty(x, previous(0), 0), "repetition_penalty must be"),
+        (lambda x: sampling.presence_penalty(x, previous(0)[:2], 1), "previous_ids"),
+        (lambda x: Sampler(temperature=-1), "temperature must be >= 0, got -1"),
+        (lambda x: Sampler(top_k=0), "top_k must be >= 1"),
+        (lambda x: Sampler()(x[0]), r"logits must be \(B, V\)"),
+        (lambda x: Sampler(seed=[1, 2])(x), "only 2 seeds"),
+        (lambda x: GREEDY(x * math.nan), "NaN"),
+        (lambda x: GREEDY(torch.where(x == x[1, 1], math.nan, x)), "NaN"),
+        (lambda x: Sampler()(torch.full_like(x, -math.inf)), "-inf"),
+        (lambda x: Sampler()(torch.full_like(x, math.inf)), r"\+inf"),
+        (lambda x: Sampler(temperature=1e-39)(x), r"\+inf"),
+        (lambda x: Sampler(presence_penalty=math.nan)(x, previous(0)), "NaN"),
+        (lambda x: Sampler(repetition_penalty=0.1)(x * 1e38, previous(0)), r"\+inf"),
+        (lambda x: Sampler()(x[:0]), r"not empty, got \(0, 211\)"),
+        (lambda x: sampling.presence_penalty(x, previous(0) + V, 1), "the vocabulary 211 tokens"),
+    ],
+)
+def test_errors_say_what_was_given(call, message):
+    with pytest.raises(ValueError, match=message):
+        call(random_logits(0, holes=False))
+
+
+def chi_square(ids: torch.Tensor, p: torch.Tensor) -> float:
+    """Pearson's statistic; impossible tokens must not occur at all."""
+    counts = torch.bincount(ids, minlength=len(p)).double()
+    assert counts[p == 0].sum() == 0
+    expected = p[p > 0].double() * len(ids)
+    return float(((counts[p > 0] - expected) ** 2 / expected).sum())
+
+
+P = torch.tensor([0.3, 0.0, 0.25, 0.2, 0.1, 0.1, 0.05, 0.0])
+LIMIT = 20.5  # chi-square with 5 degrees of freedom exceeds it with probability 0.001
+
+
+@pytest.mark.parametrize("way", ["inverse", "exponential", "gumbel", "sampler"])
+def test_draws_follow_the_distribution(way, generator):
+    n = 30_000
+    many = P.expand(n, -1)
+    ids = {
+        "inverse": lambda: sampling.draw(many, torch.rand(n, generator=generator)),
+        "exponential": lambda: sampling.draw_exponential(many, generator=generator),
+        "gumbel": lambda: sampling.draw_gumbel(many.log(), generator=generator),
+        "sampler": lambda: Sampler(seed=range(n))(many.log()),
+    }[way]()
+    assert chi_square(ids, P) < LIMIT
+
+
+def test_draw_never_reaches_an_impossible_token():
+    p = torch.tensor([[0.0, 0.5, 0.5, 0.0]])
+    assert sampling.draw(p, torch.tensor([0.0])).tolist() == [1]
+    assert sampling.draw(p, torch.tensor([1.0 - 1e-16], dtype=torch.float64)).tolist() == [2]
+    assert sampling.draw(p, torch.tensor([1.0])).tolist() == [2]  # some generators give (0, 1]
+
+
+def test_rows_do_not_depend_on_their_neighbours():
+    x = random_logits(1)
+    sampler = Sampler(seed=11, top_p=0.9)
+    batch = torch.stack([sampler(x) for _ in range(20)])
+    for row in range(B):
+        alone = Sampler(seed=11 + row, top_p=0.9)
+        assert [int(alone(x[row : row + 1])) for _ in range(20)] == batch[:, row].tolist()
+    sampler.reset()
+    assert torch.equal(torch.stack([sampler(x) for _ in range(20)]), batch)
+
+
+def test_sampling_is_in_float32():
+    x = torch.tensor([[10.0, 10.03125, 0.0]], dtype=torch.bfloat16)
+    processed = Sampler(temperature=0.3).process(x)
+    assert processed.dtype == torch.float32
+    torch.testing.assert_close(processed, x.float() / 0.3)
+
+
+def test_greedy_is_argmax_after_penalties():
+    x, ids = random_logits(2), previous(2)
+    assert torch.equal(GREEDY(x), x.argmax(-1))
+    sampler = Sampler(temperature=0, repetition_penalty=5.0)
+    assert torch.equal(sampler(x, ids), sampling.repetition_penalty(x, ids, 5.0).argmax(-1))
+
+
+# Search
+
+
+def bigram(seed: int, size: int = 4):
+    table = torch.randn(size, size, generator=torch.Generator().manual_seed(seed)).double() * 2
+    return table, lambda ids: table[ids[:, -1]]
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("length_penalty", [0.0, 0.7, 1.0, 2.0])
+@pytest.mark.parametrize("eos", [None, 2, {1, 2}])
+def test_wide_beam_is_exhaustive(seed, length_penalty, eos):
+    table, step = bigram(seed)
+    options = {"max_new_tokens": 4, "length_penalty": length_penalty, "eos_token_id": eos}
+    best = exhaustive_search(step, torch.tensor([0]), **options)
+    found = beam_search(step, torch.tensor([0]), num_beams=256, **options)[0]
+    assert found.ids == best.ids
+    path, total = [0, *found.ids], 0.0
+    for a, b in pairwise(path):
+        total += float(table[a].log_softmax(-1)[b])
+    assert found.log_prob == pytest.approx(total, abs=1e-12)
+    assert found.score == pytest.approx(total / len(found.ids) ** length_penalty, abs=1e-12)
+
+
+def test_beam_search_equals_transformers():
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=23, hidden_size=16, intermediate_size=24, num_hidden_layers=1,
+        num_attention_heads=2, num_key_value_heads=2, initializer_range=0.9,
+        bos_token_id=1, eos_token_id=2, pad_token_id=0,
+    )  # fmt: skip
+    model = LlamaForCausalLM(config).eval()
+    prompt = torch.tensor([1, 5, 9])
+    theirs = model.generate(
+        prompt[None], num_beams=5, num_return_sequences=3, max_new_tokens=6, do_sample=False,
+        length_penalty=0.0, early_stopping="never", output_scores=True,
+        return_dict_in_generate=True,
+    )  # fmt: skip
+    with torch.no_grad():
+        ours = beam_search(
+            lambda ids: model(ids).logits[:, -1], prompt, num_beams=5, num_return=3,
+            max_new_tokens=6, length_penalty=0.0, eos_token_id=2,
+        )  # fmt: skip
+    for one, row, score in zip(ours, theirs.sequences, theirs.sequences_scores, strict=True):
+        new = row[3:].tolist()
+        assert one.ids == (new[: new.index(2) + 1] if 2 in new else new)
+        assert one.log_prob == pytest.approx(float(score), abs=1e-4)
+
+
+def test_beam_search_returns_n_best_in_order():
+    _, step = bigram(1)
+    found = beam_search(step, torch.tensor([0]), num_beams=64, max_new_tokens=3, num_return=5)
+    assert len(found) == 5 and len({tuple(h.ids) for h in found}) == 5
+    assert [h.score for h in found] == sorted((h.score for h in found), reverse=True)
+
+
+def test_beam_search_keeps_the_minimum_length():
+    table, step = bigram(3)
+    table[:, 2] += 50  # the end token is nearly certain
+    options = {"num_beams": 3, "max_new_tokens": 5, "eos_token_id": 2}
+    assert beam_search(step, torch.tensor([0]), **options)[0].ids == [2]
+    longer = beam_search(step, torch.tensor([0]), min_new_tokens=3, **options)[0].ids
+    assert len(longer) == 3 and longer[-1] == 2 and 2 not in longer[:-1]
+    never = beam_search(step, torch.tensor([0]), **options | {"min_new_tokens": 6})[0].ids
+    assert len(never) == 5 and 2 not in never[:-1]
+
+
+@pytest.mark.parametrize("length_penalty", [0.0, 1.0, 2.0])
+@pytest.mark.parametrize("eos", [2, {1, 2}])
+def test_a_beam_of_one_is_greedy(eos, length_penalty):
+    ends, lengths = {eos} if isinstance(eos, int) else eos, set()
+    for seed in range(20):
+        table, step = bigram(seed)
+        greedy = [0]
+        while len(greedy) < 6 and not set(greedy[1:]) & ends:
+            greedy.append(int(table[greedy[-1]].argmax()))
+        options = {"num_beams": 1, "max_new_tokens": 5, "length_penalty": length_penalty}
+        found = beam_search(step, torch.tensor([0]), eos_token_id=eos, **options)
+        assert [h.ids for h in found] == [greedy[1:]]
+        lengths.add(len(greedy))
+    assert len(lengths) > 2
+
+
+def test_an_end_leaves_the_beam_as_wide_as_it_was():
+    table = torch.tensor([[0.25, 0.25, 0.25, 0.25], [0.01, 0.97, 0.01, 0.01], [0.3, 0.2, 0.5, 0]])
+    found = beam_search(
+        lambda ids: table[ids[:, -1]].log(), torch.tensor([2]), num_beams=2, max_new_tokens=2,
+        length_penalty=0.0, eos_token_id={2, 3}, num_return=2,
+    )  # fmt: skip
+    assert [h.ids for h in found] == [[2], [1, 1]]  # [1] was third best, behind [2], which ended
+
+
+def test_length_penalty_prefers_longer_sequences():
+    table = torch.tensor([[0.1, 0.49, 0.41], [0.1, 0.1, 0.8], [1.0, 0.0, 0.0]]).log()
+    for penalty, expected in ((0.0, [2]), (1.0, [1, 2])):  # .41 against .49 x .8 = .392
+        found = beam_search(
+            lambda ids: table[ids[:, -1]], torch.tensor([0]), num_beams=3, max_new_tokens=2,
+            length_penalty=penalty, eos_token_id=2,
+        )  # fmt: skip
+        assert found[0].ids == expected
+
+
+@pytest.mark.parametrize(
+    "bad", [{"num_beams": 0}, {"max_new_tokens": 0}, {"num_return": 3}, {"length_penalty": -1.0}]
+)
+def test_searches_refuse(bad):
+    options = {"num_beams": 2, "max_new_tokens": 3} | bad
+    with pytest.raises(ValueError, match=r"num_return|length_penalty"):
+        beam_search(bigram(0)[1], torch.tensor([0]), **options)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_searches_refuse_logits_that_are_no_numbers(value):
+    def step(ids):
+        return torch.tensor([[0.0, value, 1.0]]).expand(len(ids), 3)
+
+    for find in (exhaustive_search, partial(beam_search, num_beams=2)):
+        with pytest.raises(ValueError, match=r"logits hold NaN or \+inf"):
+            find(step, torch.tensor([0]), max_new_tokens=2)
+    with pytest.raises(ValueError, match=r"max_new_tokens \(0\)"):
+        exhaustive_search(bigram(0)[1], torch.tensor([0]), max_new_tokens=0)
+
+
+# Speculative decoding
+
+
+@pytest.mark.parametrize("disagree", [False, True])
+@pytest.mark.parametrize("sampler", [Sampler(), Sampler(temperature=0.7, top_p=0.85)])
+def test_speculative_step_follows_the_target(disagree, sampler, generator):
+    """The first two tokens that come out are distributed as two draws from the target."""
+    n, size = 40_000, 4
+    g = torch.Generator().manual_seed(4)
+    target = torch.randn(
+        size + 1, size, generator=g
+    )  # row: logits after token (last: at the start)
+    scale = 3.0 if disagree else 0.3
+    draft = target + scale * torch.randn(size + 1, size, generator=g)
+    p, q = sampler.probabilities(target), sampler.probabilities(draft)
+    first = sampling.draw(q[-1].expand(n, -1), torch.rand(n, generator=generator))
+    second = sampling.draw(q[first], torch.rand(n, generator=generator))
+    ids = torch.stack([first, second], dim=1)
+    draft_probs = torch.stack([q[-1].expand(n, -1), q[first]], dim=1)
+    target_probs = torch.stack([p[-1].expand(n, -1), p[first], p[second]], dim=1)
+    accepted, extra = speculative_step(draft_probs, target_probs, ids, generator=generator)
+    assert int(accepted.min()) == 0 and int(accepted.max()) >= 1
+    out_first = torch.where(accepted > 0, first, extra)
+    assert chi_square(out_first, p[-1]) < LIMIT
+    overlap = float(torch.minimum(p[-1], q[-1]).sum())
+    error = 4 * math.sqrt(overlap * (1 - overlap) / n) + 1e-9
+    assert abs(float((accepted > 0).float().mean()) - overlap) < error
+    two = accepted > 0  # the second token, given that the first was accepted
+    out_second = torch.where(accepted > 1, second, extra)
+    for token in range(size):
+        rows = two & (first == token)
+        if int(rows.sum()) > 500:
+            assert chi_square(out_second[rows], p[token]) < LIMIT
+
+
+def test_speculative_step_accepts_everything_from_the_target_itself(generator):
+    p = torch.rand(1, 3, 5, generator=generator).softmax(-1).expand(64, -1, -1)
+    ids = torch.randint(5, (64, 2), generator=generator)
+    accepted, _ = speculative_step(p[:, :2], p, ids, generator=generator)
+    assert accepted.tolist() == [2] * 64
+
+
+def test_speculative_step_refuses_wrong_shapes():
+    with pytest.raises(ValueError, match="do not fit"):
+        speculative_step(torch.ones(1, 2, 3), torch.ones(1, 2, 3), torch.zeros(1, 2).long())
+    with pytest.raises(ValueError, match="do not fit"):  # nothing was drafted
+        speculative_step(torch.ones(1, 0, 3), torch.ones(1, 1, 3), torch.zeros(1, 0).long())

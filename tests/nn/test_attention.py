@@ -1,0 +1,695 @@
+"""Attention: three backends against a formula in numpy; edges, gradients, memory, kernels."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import weakref
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from minillm.nn.attention import (
+    attention,
+    attention_weights,
+    build_mask,
+    causal_mask,
+    repeat_kv,
+    softmax,
+)
+from minillm.nn.flash import online_softmax
+
+BACKENDS = ("eager", "sdpa", "tiled")
+# of an error e against a value x: |e| / (1 + |x|); rounding to bfloat16 alone costs up to 2^-8
+TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-6, torch.bfloat16: 2**-7}
+MASKS = ("none", "keys", "rows", "full", "empty_rows")
+BIASES = ("none", "heads", "keys")
+
+
+def oracle(q, k, v, mask=None, bias=None, is_causal=False, scale=None):
+    """One query at a time, in numpy's float64, from the formula."""
+    q, k, v = (x.detach().double().numpy() for x in (q, k, v))
+    (B, H, T, D), (G, S) = q.shape, k.shape[1:3]
+    mask = np.broadcast_to(True if mask is None else mask.numpy(), (B, H, T, S))
+    bias = np.broadcast_to(0.0 if bias is None else bias.detach().double().numpy(), (B, H, T, S))
+    out = np.zeros((B, H, T, v.shape[-1]))
+    for b, h, t in itertools.product(range(B), range(H), range(T)):
+        g = h // (H // G)
+        reads = [s for s in range(S) if mask[b, h, t, s] and (not is_causal or s <= t + S - T)]
+        if reads:
+            scores = k[b, g, reads] @ q[b, h, t] * (D**-0.5 if scale is None else scale)
+            scores = scores + bias[b, h, t, reads]
+            shares = np.exp(scores - scores.max())
+            out[b, h, t] = shares @ v[b, g, reads] / shares.sum()
+    return torch.from_numpy(out)
+
+
+def tensors(generator, *shapes, dtype=torch.float64, requires_grad=False):
+    made = [torch.randn(s, generator=generator, dtype=torch.float64).to(dtype) for s in shapes]
+    return [x.requires_grad_(requires_grad) for x in made]
+
+
+def make_mask(kind, B, H, T, S, generator):
+    shape = {"keys": (B, 1, 1, S), "rows": (T, S), "full": (B, H, T, S)}.get(kind, (B, 1, T, S))
+    mask = torch.rand(shape, generator=generator) > 0.4
+    if kind == "none":
+        return None
+    if kind == "empty_rows":
+        mask[0, :, T // 2] = False
+        return mask
+    return mask | (torch.arange(S) == 0)  # the first key is always there
+
+
+def make_bias(kind, H, T, S, generator, dtype):
+    shape = {"none": None, "heads": (H, T, S), "keys": (1, S)}[kind]
+    return None if shape is None else torch.randn(shape, generator=generator).to(dtype)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("T, S", [(1, 1), (1, 9), (5, 5), (4, 9), (9, 4), (130, 300)])
+def test_backends_agree_with_the_formula(T, S, dtype, generator):
+    """Every mask kind x bias kind x head grouping x causal, on each backend."""
+    heads = [(4, 4), (4, 2), (6, 1)] if S < 100 else [(2, 1)]
+    for (H, G), mask_kind, bias_kind, is_causal in itertools.product(
+        heads, MASKS, BIASES, (False, True)
+    ):
+        if is_causal and T > S:
+            continue
+        q, k, v = tensors(generator, (2, H, T, 8), (2, G, S, 8), (2, G, S, 8), dtype=dtype)
+        mask = make_mask(mask_kind, 2, H, T, S, generator)
+        bias = make_bias(bias_kind, H, T, S, generator, dtype)
+        options = {"mask": mask, "bias": bias, "is_causal": is_causal}
+        expected = oracle(q, k, v, **options)
+        for backend in BACKENDS:
+            out = attention(q, k, v, backend=backend, **options)
+            assert out.dtype == dtype
+            error = (out.double() - expected).abs() / (1 + expected.abs())
+            where = (backend, H, G, mask_kind, bias_kind, is_causal, error.max().item())
+            assert error.max() <= TOLERANCE[dtype], where
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("value_size", [3, 12])
+def test_values_of_another_size_and_a_scale(backend, value_size, generator):
+    q, k, v = tensors(generator, (2, 4, 6, 8), (2, 2, 7, 8), (2, 2, 7, value_size))
+    out = attention(q, k, v, is_causal=True, scale=0.3, backend=backend)
+    expected = oracle(q, k, v, is_causal=True, scale=0.3)
+    torch.testing.assert_close(out, expected, atol=1e-12, rtol=0)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_non_contiguous_inputs(backend, generator):
+    q, k, v = tensors(generator, (2, 6, 4, 8), (2, 9, 2, 8), (2, 2, 5, 9))
+    q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.mT
+    mask = (torch.rand(9, 6, generator=generator) > 0.4).mT | (torch.arange(9) == 0)
+    assert not any(x.is_contiguous() for x in (q, k, v))
+    out = attention(q, k, v, mask=mask, backend=backend)
+    torch.testing.assert_close(out, oracle(q, k, v, mask=mask), atol=1e-12, rtol=0)
+    one = attention(q[:, :, -1:], k, v, mask=mask[-1:], backend=backend)
+    torch.testing.assert_close(one, out[:, :, -1:], atol=1e-12, rtol=0)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_the_last_rows_alone_equal_the_full_square(backend, generator):
+    """What makes caching right: T new queries see what they would have seen in one go."""
+    q, k, v = tensors(generator, (1, 2, 8, 4), (1, 2, 8, 4), (1, 2, 8, 4))
+    full = attention(q, k, v, is_causal=True, backend=backend)
+    for T in range(1, 9):
+        last = attention(q[:, :, -T:], k, v, is_causal=True, backend=backend)
+        torch.testing.assert_close(last, full[:, :, -T:], atol=1e-12, rtol=0)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("groups", [1, 2, 4])
+def test_a_row_that_reads_nothing_gives_zeros_and_no_gradient(backend, dtype, groups, generator):
+    shapes = (2, 4, 5, 8), (2, groups, 6, 8), (2, groups, 6, 8)
+    q, k, v = tensors(generator, *shapes, dtype=dtype, requires_grad=True)
+    mask = torch.ones(2, 1, 5, 6, dtype=torch.bool)
+    mask[0, :, 3] = False  # this query reads nothing
+    mask[:, :, :, 2] = False  # nobody reads this key
+    mask[1] = False  # and here nobody reads at all
+    out = attention(q, k, v, mask=mask, backend=backend)
+    out.float().square().sum().backward()
+    assert out[0, :, 3].abs().max() == 0 and out[1].abs().max() == 0
+    assert q.grad[0, :, 3].abs().max() == 0 and k.grad[:, :, 2].abs().max() == 0
+    for x in (q, k, v):
+        assert torch.isfinite(x.grad).all() and x.grad[1].abs().max() == 0
+        assert x.grad[0].abs().max() > 0
+    if backend == "eager":
+        weights = attention_weights(q, k, mask=mask)
+        expected = mask.any(-1).expand(2, 4, 5).to(dtype)
+        torch.testing.assert_close(weights.sum(-1), expected, atol=TOLERANCE[dtype], rtol=0)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_bias_of_minus_infinity_forbids(backend, generator):
+    q, k, v = tensors(generator, (1, 2, 4, 8), (1, 2, 4, 8), (1, 2, 4, 8), requires_grad=True)
+    bias = torch.zeros(4, 4, dtype=torch.float64).masked_fill(~causal_mask(4, 4), -torch.inf)
+    bias[2] = -torch.inf
+    out = attention(q, k, v, bias=bias, backend=backend)
+    expected = oracle(q, k, v, mask=bias == 0)
+    torch.testing.assert_close(out, expected, atol=1e-12, rtol=0)
+    for gradient in torch.autograd.grad(out.square().sum(), (q, k, v)):
+        assert torch.isfinite(gradient).all()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("bias_dtype", TOLERANCE)
+def test_bias_of_another_type(backend, dtype, bias_dtype, generator):
+    """A bias of hundreds, as ALiBi has, keeps its own precision under bf16 queries."""
+    q, k, v = tensors(generator, (1, 4, 9, 8), (1, 2, 9, 8), (1, 2, 9, 8), dtype=dtype)
+    bias = (500.5 + torch.randn(4, 9, 9, generator=generator)).to(bias_dtype).requires_grad_()
+    out = attention(q, k, v, bias=bias, backend=backend)
+    error = (out.double() - oracle(q, k, v, bias=bias)).abs().max()
+    assert error <= max(TOLERANCE[dtype], 1e-4 if dtype == torch.float32 else 0)
+    (gradient,) = torch.autograd.grad(out.float().sum(), bias)
+    assert gradient.dtype == bias_dtype and gradient.shape == bias.shape
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_no_keys_and_no_queries(backend):
+    q, k = torch.ones(1, 2, 3, 4, requires_grad=True), torch.ones(1, 2, 0, 4)
+    out = attention(q, k, k, backend=backend)
+    assert out.shape == (1, 2, 3, 4) and out.abs().max() == 0
+    out = attention(k, q, q, backend=backend)
+    assert out.shape == (1, 2, 0, 4)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_large_scores_do_not_overflow(backend):
+    q = torch.full((1, 1, 3, 4), 200.0, dtype=torch.float16)
+    k = torch.tensor([200.0, -200.0, 100.0], dtype=torch.float16)[None, None, :, None]
+    v = torch.eye(3, dtype=torch.float16)[None, None]
+    out = attention(q, k.expand(1, 1, 3, 4), v, backend=backend)
+    torch.testing.assert_close(out, v[:, :, :1].expand_as(out))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("lengths", [(5, 5), (3, 6), (130, 140)])
+def test_gradients(backend, lengths, generator):
+    T, S = lengths
+    shapes = (1, 4, T, 3), (1, 2, S, 3), (1, 2, S, 2)
+    q, k, v = tensors(generator, *shapes, requires_grad=True)
+    mask = (torch.rand(T, S, generator=generator) > 0.3).logical_and(torch.arange(T)[:, None] != 1)
+    (bias,) = tensors(generator, (4, 1, S), requires_grad=True)
+
+    def function(q, k, v, bias):
+        return attention(q, k, v, mask=mask, bias=bias, is_causal=True, backend=backend)
+
+    fast = T > 100
+    assert torch.autograd.gradcheck(function, (q, k, v, bias), fast_mode=fast)
+
+
+def test_gradients_agree_between_backends(generator):
+    shapes = (2, 4, 260, 8), (2, 2, 260, 8), (2, 2, 260, 8)
+    inputs = tensors(generator, *shapes, requires_grad=True)
+    (bias,) = tensors(generator, (2, 1, 260, 1), requires_grad=True)
+    (weight,) = tensors(generator, (2, 4, 260, 8))
+    found = {}
+    for backend in BACKENDS:
+        out = attention(*inputs, bias=bias * 2, is_causal=True, backend=backend)
+        found[backend] = torch.autograd.grad((out * weight).sum(), (*inputs, bias))
+    for backend in ("sdpa", "tiled"):
+        for ours, expected in zip(found[backend], found["eager"], strict=True):
+            torch.testing.assert_close(ours, expected, atol=1e-12, rtol=0)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_bfloat16_gradients(backend, generator):
+    shapes = (1, 2, 40, 16), (1, 1, 40, 16), (1, 1, 40, 16)
+    exact = tensors(generator, *shapes, dtype=torch.bfloat16, requires_grad=True)
+    wide = [x.detach().double().requires_grad_() for x in exact]
+    for inputs, name in ((exact, backend), (wide, "eager")):
+        attention(*inputs, is_causal=True, backend=name).sum().backward()
+    for ours, expected in zip(exact, wide, strict=True):
+        assert ours.grad.dtype == torch.bfloat16
+        error = (ours.grad.double() - expected.grad).norm() / expected.grad.norm()
+        assert error < 0.01
+
+
+def test_autocast(generator):
+    q, k, v = tensors(generator, *[(1, 2, 20, 8)] * 3, dtype=torch.float32, requires_grad=True)
+    for backend in BACKENDS:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            out = attention(q, k, v, is_causal=True, backend=backend)
+        torch.autograd.grad(out.float().sum(), (q, k, v))
+        error = (out.double() - oracle(q, k, v, is_causal=True)).abs().max()
+        assert error < 2**-5
+
+
+class PeakMemory(TorchDispatchMode):
+    """Bytes of the tensors made inside and still alive, at most; `largest` is the biggest one."""
+
+    def __enter__(self):
+        self.now = self.peak = self.largest = 0
+        self.seen = weakref.WeakSet()
+        return super().__enter__()
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        made = function(*args, **(kwargs or {}))
+        for x in torch.utils._pytree.tree_leaves(made):
+            if isinstance(x, torch.Tensor) and x.untyped_storage() not in self.seen:
+                storage = x.untyped_storage()
+                self.seen.add(storage)
+                self.now += storage.nbytes()
+                self.largest = max(self.largest, storage.nbytes())
+                weakref.finalize(storage, self.release, storage.nbytes())
+        self.peak = max(self.peak, self.now)
+        return made
+
+    def release(self, nbytes):
+        self.now -= nbytes
+
+
+def peaks(backend, T, generator):
+    shapes = (1, 2, T, 16), (1, 1, T, 16), (1, 1, T, 16)
+    q, k, v = tensors(generator, *shapes, dtype=torch.float32, requires_grad=True)
+    with PeakMemory() as forward:
+        out = attention(q, k, v, is_causal=True, backend=backend)
+    with PeakMemory() as backward:
+        out.sum().backward()
+    return forward, backward
+
+
+def test_tiled_memory_grows_linearly_and_never_holds_the_square(generator):
+    small, large = peaks("tiled", 1024, generator), peaks("tiled", 2048, generator)
+    for a, b in zip(small, large, strict=True):
+        assert b.peak < 2.05 * a.peak
+        assert b.largest <= 2 * 2048 * 16 * 4  # the output or a gradient, no (T, S)
+    for a, b in zip(peaks("eager", 512, generator), peaks("eager", 1024, generator), strict=True):
+        assert b.peak > 3.5 * a.peak and b.largest >= 2 * 1024 * 1024 * 4  # the check can fail
+
+
+# masks
+
+
+def test_causal_mask():
+    assert causal_mask(2, 5).int().tolist() == [[1, 1, 1, 1, 0], [1, 1, 1, 1, 1]]
+    assert torch.equal(causal_mask(4, 4), torch.ones(4, 4).tril().bool())
+    with pytest.raises(ValueError, match="5 queries, 4 keys"):
+        causal_mask(5, 4)
+
+
+@given(
+    st.integers(1, 3), st.integers(1, 6), st.integers(1, 8), st.none() | st.integers(1, 9),
+    st.integers(0, 2**31), st.booleans(), st.booleans(), st.booleans(),
+)  # fmt: skip
+def test_build_mask_key_by_key(B, T, S, window, seed, query_rows, key_rows, padded):
+    generator = torch.Generator().manual_seed(seed)
+    query = torch.randint(0, 10, (B, T) if query_rows else (T,), generator=generator)
+    key = torch.randint(-1, 10, (B, S) if key_rows else (S,), generator=generator)
+    valid = torch.rand(B, S, generator=generator) > 0.3 if padded else None
+    mask = build_mask(query, key, key_valid=valid, window=window)
+    assert mask.dtype == torch.bool
+    assert mask.shape == ((B, 1, T, S) if query_rows or key_rows or padded else (T, S))
+    for b, t, s in itertools.product(range(B), range(T), range(S)):
+        i, j = query.expand(B, T)[b, t].item(), key.expand(B, S)[b, s].item()
+        reads = 0 <= j <= i and (window is None or i - j < window)
+        reads = reads and (valid is None or valid[b, s].item())
+        assert mask.expand(B, 1, T, S)[b, 0, t, s].item() == reads
+
+
+def test_build_mask_of_a_plain_sequence_is_causal():
+    assert torch.equal(build_mask(torch.arange(3, 7), torch.arange(7)), causal_mask(4, 7))
+
+
+def test_build_mask_agrees_with_transformers_sliding_window():
+    masking = pytest.importorskip("transformers.masking_utils")
+    overlay = masking.sliding_window_overlay(3)
+    mask = build_mask(torch.arange(6), torch.arange(6), window=3)
+    for t, s in itertools.product(range(6), range(6)):
+        expected = bool(overlay(0, 0, torch.tensor(t), torch.tensor(s))) and s <= t
+        assert mask[t, s].item() == expected
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"window": 0}, "window must be positive, got 0"),
+        ({"key_valid": torch.ones(2, 4, dtype=torch.bool)}, r"\(2, 4\)"),
+        ({"key_valid": torch.ones(5, dtype=torch.bool)}, r"\(5,\)"),
+        ({"query_positions": torch.zeros(3, 2)}, r"\(3, 2\)"),
+        ({"query_positions": torch.zeros(3, 2, 1)}, r"\(3, 2, 1\)"),
+    ],
+)
+def test_build_mask_errors(options, message):
+    given = {"query_positions": torch.arange(2), "key_positions": torch.zeros(2, 5), **options}
+    with pytest.raises(ValueError, match=message):
+        build_mask(given.pop("query_positions"), given.pop("key_positions"), **given)
+
+
+# softmax
+
+
+@given(st.integers(0, 2**31), st.integers(1, 40), st.integers(1, 45), st.floats(0.1, 300))
+def test_softmaxes_agree_with_torch(seed, size, block_size, spread):
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(3, size, generator=generator, dtype=torch.float64) * spread
+    x[:, 1:][torch.rand(3, size - 1, generator=generator) < 0.2] = -torch.inf
+    expected = torch.softmax(x, -1)
+    for ours in (softmax(x, -1), online_softmax(x, block_size=block_size)):
+        torch.testing.assert_close(ours, expected, atol=1e-14, rtol=1e-12)
+    torch.testing.assert_close(softmax(x.mT, 0), expected.mT, atol=1e-14, rtol=1e-12)
+
+
+@pytest.mark.parametrize("function", [lambda x: softmax(x, -1), online_softmax])
+def test_softmax_edges(function):
+    empty = torch.full((2, 3), -torch.inf, requires_grad=True)
+    shares = function(empty)
+    assert shares.tolist() == [[0.0] * 3] * 2
+    (gradient,) = torch.autograd.grad(shares.sum(), empty)
+    assert gradient.abs().max() == 0
+    high = torch.tensor([60_000.0, 12.0, 59_999.0], dtype=torch.float16)
+    torch.testing.assert_close(function(high), torch.softmax(high, -1))
+    assert function(torch.tensor([1.0, math.nan])).isnan().all()
+    x = torch.randn(2, 5, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(function, x)
+
+
+def test_online_softmax_errors():
+    with pytest.raises(ValueError, match="got 0"):
+        online_softmax(torch.zeros(2), block_size=0)
+
+
+def test_repeat_kv():
+    x = torch.arange(2)[None, :, None, None].expand(1, 2, 3, 4)
+    assert repeat_kv(x, 3)[0, :, 0, 0].tolist() == [0, 0, 0, 1, 1, 1]
+    assert repeat_kv(x, 1) is x
+    with pytest.raises(ValueError, match="got 0"):
+        repeat_kv(x, 0)
+
+
+# weights, dropout, errors
+
+
+def test_weights_times_values_are_the_output(generator):
+    q, k, v = tensors(generator, (2, 4, 5, 8), (2, 2, 7, 8), (2, 2, 7, 8))
+    options = {"is_causal": True, "scale": 0.2, "bias": torch.randn(5, 7, generator=generator)}
+    options["mask"] = torch.rand(2, 1, 5, 7, generator=generator) > 0.3
+    weights = attention_weights(q, k, **options)
+    assert weights.shape == (2, 4, 5, 7)
+    expected = attention(q, k, v, **options)
+    torch.testing.assert_close(weights @ repeat_kv(v, 2), expected, atol=1e-12, rtol=0)
+
+
+@pytest.mark.parametrize("backend", ["eager", "sdpa"])
+def test_dropout_keeps_the_mean(backend):
+    torch.manual_seed(0)
+    q, k, v = torch.zeros(1, 1, 400, 4), torch.zeros(1, 1, 400, 4), torch.ones(1, 1, 400, 1)
+    out = attention(q, k, v, dropout_p=0.25, backend=backend)
+    assert abs(out.mean() - 1) < 4 * math.sqrt(0.25 / 0.75 / 400 / 400)
+    assert out.std() > 0.01
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        ({"k": (1, 3, 5, 8), "v": (1, 3, 5, 8)}, r"k \(1, 3, 5, 8\)"),
+        ({"k": (2, 2, 5, 8), "v": (2, 2, 5, 8)}, r"k \(2, 2, 5, 8\)"),
+        ({"k": (1, 2, 5, 6)}, r"k \(1, 2, 5, 6\)"),
+        ({"v": (1, 2, 6, 8)}, r"v \(1, 2, 6, 8\)"),
+        ({"q": (4, 4, 8)}, r"q \(4, 4, 8\)"),
+        ({"k": (1, 2, 3, 8), "v": (1, 2, 3, 8)}, "4 queries, 3 keys"),
+        ({"mask": torch.ones(4, 5)}, "torch.float32"),
+        ({"mask": torch.ones(5, 4, dtype=torch.bool)}, r"mask \(5, 4\)"),
+        ({"bias": torch.ones(3, 4, 5)}, r"bias \(3, 4, 5\)"),
+        ({"bias": torch.ones(4, 5, dtype=torch.long)}, "torch.int64"),
+        ({"k": (1, 0, 5, 8), "v": (1, 0, 5, 8)}, r"k \(1, 0, 5, 8\)"),
+        ({"dropout_p": 1.0}, "dropout_p must be"),
+        ({"backend": "flash"}, "'flash'"),
+    ],
+)
+def test_errors(backend, change, message):
+    given = {"q": (1, 4, 4, 8), "k": (1, 2, 5, 8), "v": (1, 2, 5, 8), "is_causal": True}
+    given = {"backend": backend, **given, **change}
+    q, k, v = (torch.zeros(given.pop(name)) for name in "qkv")
+    with pytest.raises(ValueError, match=message):
+        attention(q, k, v, **given)
+
+
+def test_more_errors():
+    q = torch.zeros(1, 1, 2, 4)
+    with pytest.raises(ValueError, match=r"torch.float32, torch.float64"):
+        attention(q, q.double(), q.double())
+    with pytest.raises(ValueError, match=r"one float dtype, got torch.int64"):
+        attention(q.long(), q.long(), q.long())
+    with pytest.raises(ValueError, match="the tiled backend has no dropout"):
+        attention(q, q, q, dropout_p=0.5, backend="tiled")
+
+
+def test_more_queries_than_keys_may_cross(generator):
+    q, k, v = tensors(generator, (1, 2, 7, 4), (1, 2, 3, 4), (1, 2, 3, 4))
+    for backend in BACKENDS:
+        out = attention(q, k, v, backend=backend)
+        torch.testing.assert_close(out, oracle(q, k, v), atol=1e-12, rtol=0)
+
+
+# what PyTorch is asked for
+
+
+class Asked:
+    """Stands in for PyTorch's function and notes what it was given."""
+
+    def __init__(self, monkeypatch):
+        self.real = F.scaled_dot_product_attention
+        monkeypatch.setattr(F, "scaled_dot_product_attention", self)
+
+    def __call__(self, q, k, v, **options):
+        self.options = options
+        return self.real(q, k, v, **options)
+
+
+def test_no_mask_is_passed_when_none_is_needed(monkeypatch):
+    asked = Asked(monkeypatch)
+    k = torch.zeros(1, 2, 6, 8)
+    for T, is_causal, passed in [(6, True, True), (6, False, False), (1, True, False)]:
+        attention(torch.zeros(1, 4, T, 8), k, k, is_causal=is_causal)
+        assert asked.options["attn_mask"] is None and asked.options["is_causal"] is passed
+    attention(torch.zeros(1, 4, 3, 8), k, k, is_causal=True)
+    assert torch.equal(asked.options["attn_mask"], causal_mask(3, 6)[None, None].squeeze(0, 1))
+    assert not asked.options["is_causal"]
+
+
+@pytest.mark.parametrize("backend", [SDPBackend.MATH, SDPBackend.FLASH_ATTENTION])
+def test_kernels_of_the_cpu_agree(backend, generator):
+    q, k, v = tensors(generator, (2, 4, 33, 16), (2, 2, 33, 16), (2, 2, 33, 16))
+    with sdpa_kernel(backend):
+        out = attention(q, k, v, is_causal=True)
+    torch.testing.assert_close(out, oracle(q, k, v, is_causal=True), atol=1e-12, rtol=0)
+
+
+def test_compiled_without_a_graph_break(generator):
+    """The plan is traced with the `eager` compiler, which needs none."""
+    q, k, v = tensors(generator, (1, 4, 6, 8), (1, 2, 9, 8), (1, 2, 9, 8))
+    compiled = torch.compile(attention, backend="eager", fullgraph=True)
+    out = compiled(q, k, v, is_causal=True)
+    torch.testing.assert_close(out, oracle(q, k, v, is_causal=True), atol=1e-12, rtol=0)
+
+
+# bfloat16 on a CPU: two products instead of flash while training
+
+
+@pytest.fixture
+def no_flash(monkeypatch):
+    """A processor that multiplies bfloat16, whatever this one is, and no kernel of PyTorch's."""
+
+    def refuse(*args, **options):
+        raise AssertionError("PyTorch's kernel was asked")
+
+    monkeypatch.setattr("minillm.nn.attention._MULTIPLIES_BFLOAT16", True)
+    monkeypatch.setattr(F, "scaled_dot_product_attention", refuse)
+
+
+@pytest.mark.parametrize("is_causal", [True, False])
+@pytest.mark.parametrize("groups", [4, 2, 1])
+@pytest.mark.parametrize("lengths", [(1, 1), (40, 40), (9, 40), (512, 512)])
+def test_products_in_bfloat16(no_flash, is_causal, groups, lengths, generator):
+    """Values and gradients, of heads in groups, narrow values and strided inputs."""
+    T, S = lengths
+    if is_causal and 1 < T < S:
+        return
+    shapes = (2, T, 4, 16), (2, S, groups, 16), (2, S, groups, 12), (2, 4, T, 12)
+    *inputs, weight = tensors(generator, *shapes, dtype=torch.bfloat16)
+    exact = [x.transpose(1, 2).requires_grad_() for x in inputs]
+    wide = [x.detach().double().requires_grad_() for x in exact]
+    options = {"is_causal": is_causal, "scale": 0.3}
+    found = []
+    for inputs, backend in ((exact, "sdpa"), (wide, "eager")):
+        out = attention(*inputs, backend=backend, **options)
+        assert out.dtype == inputs[0].dtype
+        found.append((out, *torch.autograd.grad(out, inputs, weight.to(out.dtype))))
+    for ours, expected in zip(*found, strict=True):
+        assert ours.shape == expected.shape
+        error = (ours.double() - expected).norm() / expected.norm().clamp(min=1e-3)
+        assert error < 2**-7, error
+
+
+def test_products_of_no_keys_and_a_single_wanted_gradient(no_flash, generator):
+    q, k, v = tensors(generator, (1, 2, 5, 8), (1, 2, 5, 8), (1, 2, 5, 8), dtype=torch.bfloat16)
+    empty = attention(q, k[:, :, :0].requires_grad_(), v[:, :, :0])
+    assert empty.shape == q.shape and empty.abs().max() == 0
+    for wanted in (q, k, v):
+        wanted.requires_grad_()
+        (gradient,) = torch.autograd.grad(attention(q, k, v, is_causal=True).sum(), wanted)
+        assert gradient.shape == wanted.shape and torch.isfinite(gradient).all()
+        wanted.requires_grad_(False)
+
+
+def test_products_can_be_derived_twice(no_flash, generator):
+    """Flash cannot; the second derivative agrees with the formula's in float64."""
+    exact = tensors(generator, *[(1, 2, 12, 8)] * 3, dtype=torch.bfloat16, requires_grad=True)
+    wide = [x.detach().double().requires_grad_() for x in exact]
+    found = []
+    for inputs, backend in ((exact, "sdpa"), (wide, "eager")):
+        out = attention(*inputs, is_causal=True, backend=backend).square().sum()
+        (first,) = torch.autograd.grad(out, inputs[0], create_graph=True)
+        found.append(torch.autograd.grad(first.square().sum(), inputs))
+    for ours, expected in zip(*found, strict=True):
+        assert (ours.double() - expected).norm() / expected.norm() < 0.05
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_products_under_autocast(no_flash, dtype, generator):
+    """What projections give under autocast is bfloat16, and softmax must not widen it again."""
+    x, weight = tensors(generator, (2, 30, 32), (32, 96), dtype=dtype, requires_grad=True)
+    with torch.autocast("cpu", dtype=torch.bfloat16), PeakMemory() as memory:
+        q, k, v = (x @ weight / 32**0.5).view(2, 30, 3, 4, 8).permute(2, 0, 3, 1, 4)
+        out = attention(q, k, v, is_causal=True)
+    assert out.dtype == torch.bfloat16
+    assert memory.largest == 2 * 4 * 30 * 30 * 2  # the weights in two bytes each
+    error = (out.double() - oracle(q, k, v, is_causal=True)).abs().max()
+    assert error < 2**-6
+
+
+def test_products_compiled_without_a_graph_break(no_flash, generator):
+    inputs = tensors(generator, *[(1, 2, 20, 8)] * 3, dtype=torch.bfloat16, requires_grad=True)
+    compiled = torch.compile(attention, backend="eager", fullgraph=True)
+    assert torch.equal(compiled(*inputs, is_causal=True), attention(*inputs, is_causal=True))
+
+
+NEARLY = {
+    "a mask": {"mask": torch.ones(8, 8, dtype=torch.bool)},
+    "a bias": {"bias": torch.zeros(8, 8)},
+    "dropout": {"dropout_p": 0.1},
+    "float16": {"dtype": torch.float16},
+    "float32": {"dtype": torch.float32},
+    "more keys than queries": {"S": 9},
+    "long rows": {"T": 513, "S": 513},
+    "nothing to train": {"requires_grad": False},
+}
+
+
+@pytest.mark.parametrize("case", NEARLY)
+def test_all_else_is_left_to_pytorch(case, no_flash, generator):
+    given = {"T": 8, "S": 8, "dtype": torch.bfloat16, "requires_grad": True} | NEARLY[case]
+    T, S, dtype, requires_grad = (given.pop(n) for n in ("T", "S", "dtype", "requires_grad"))
+    inputs = tensors(
+        generator, (1, 2, T, 8), *[(1, 2, S, 8)] * 2, dtype=dtype, requires_grad=requires_grad
+    )
+    with pytest.raises(AssertionError, match="PyTorch's kernel was asked"):
+        attention(*inputs, is_causal=True, **given)
+
+
+def test_products_only_where_the_processor_multiplies_bfloat16(no_flash, monkeypatch, generator):
+    inputs = tensors(generator, *[(1, 2, 8, 8)] * 3, dtype=torch.bfloat16, requires_grad=True)
+    attention(*inputs, is_causal=True)
+    with torch.no_grad(), pytest.raises(AssertionError):
+        attention(*inputs, is_causal=True)
+    monkeypatch.setattr("minillm.nn.attention._MULTIPLIES_BFLOAT16", False)
+    with pytest.raises(AssertionError):
+        attention(*inputs, is_causal=True)
+
+
+def flex_arguments(generator, device="cpu"):
+    """Queries at the end of longer keys, heads in groups, and a window, as tensors and function."""
+    from torch.nn.attention.flex_attention import create_block_mask
+
+    T, S, window = 40, 130, 16
+
+    def mask_mod(b, h, query, key):
+        distance = query + (S - T) - key
+        return (distance >= 0) & (distance < window)
+
+    shapes = (1, 4, T, 16), (1, 2, S, 16), (1, 2, S, 16)
+    q, k, v = (x.to(device) for x in tensors(generator, *shapes, dtype=torch.float32))
+    mask = build_mask(torch.arange(S - T, S), torch.arange(S), window=window).to(device)
+    return (q, k, v), mask, create_block_mask(mask_mod, None, None, T, S, device=device)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_flex_attention_with_the_same_mask(generator):
+    from torch.nn.attention.flex_attention import flex_attention
+
+    (q, k, v), mask, block_mask = flex_arguments(generator)
+    flexible = flex_attention(q, k, v, block_mask=block_mask, enable_gqa=True)
+    torch.testing.assert_close(flexible, attention(q, k, v, mask=mask), atol=1e-6, rtol=1e-6)
+
+
+@pytest.mark.gpu
+def test_compiled_flex_attention_with_the_same_mask(generator):
+    from torch.nn.attention.flex_attention import flex_attention
+
+    (q, k, v), mask, block_mask = flex_arguments(generator, "cuda")
+    flexible = torch.compile(flex_attention)(q, k, v, block_mask=block_mask, enable_gqa=True)
+    expected = attention(q, k, v, mask=mask)
+    torch.testing.assert_close(flexible, expected, atol=2e-3, rtol=2e-3)
+
+
+def kernels(function):
+    """Names of the operators and kernels that ran."""
+    activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
+    with torch.profiler.profile(activities=activities) as profile:
+        function()
+        torch.cuda.synchronize()
+    return " ".join(event.key for event in profile.key_averages())
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("T, S", [(256, 256), (1, 256)])
+@pytest.mark.parametrize("groups", [8, 2])
+def test_flash_kernels_run_on_a_gpu(T, S, groups):
+    q = torch.randn(2, 8, T, 64, device="cuda", dtype=torch.bfloat16)
+    k, v = torch.randn(2, 2, groups, S, 64, device="cuda", dtype=torch.bfloat16)
+    with sdpa_kernel(SDPBackend.FLASH_ATTENTION):  # an error if flash cannot take it
+        expected = attention(q, k, v, is_causal=True)
+    names = kernels(lambda: attention(q, k, v, is_causal=True))
+    assert "flash_attention" in names or "cudnn_attention" in names, names
+    error = (expected.cpu().double() - oracle(q.cpu(), k.cpu(), v.cpu(), is_causal=True)).abs()
+    assert error.max() < TOLERANCE[torch.bfloat16]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("groups", [8, 2])
+def test_masked_attention_on_a_gpu_avoids_the_plain_formula(groups):
+    q = torch.randn(2, 8, 128, 64, device="cuda", dtype=torch.bfloat16)
+    k, v = torch.randn(2, 2, groups, 192, 64, device="cuda", dtype=torch.bfloat16)
+    mask = torch.rand(2, 1, 128, 192, device="cuda") > 0.3
+    names = kernels(lambda: attention(q, k, v, mask=mask))
+    assert "efficient_attention" in names or "cudnn_attention" in names, names
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("groups", [4, 2])
+def test_backends_agree_on_a_gpu_fully_masked_rows_included(dtype, groups):
+    generator = torch.Generator().manual_seed(0)
+    shapes = (2, 4, 65, 32), (2, groups, 80, 32), (2, groups, 80, 32)
+    inputs = tensors(generator, *shapes, dtype=dtype)
+    mask = make_mask("empty_rows", 2, 4, 65, 80, generator)
+    expected = oracle(*inputs, mask=mask)
+    for backend in BACKENDS:
+        q, k, v = (x.detach().cuda().requires_grad_() for x in inputs)
+        out = attention(q, k, v, mask=mask.cuda(), backend=backend)
+        out.float().sum().backward()
+        assert (out.cpu().double() - expected).abs().max() < max(TOLERANCE[dtype], 1e-5)
+        assert q.grad[0, :, 65 // 2].abs().max() == 0
+        assert all(torch.isfinite(x.grad).all() for x in (q, k, v))

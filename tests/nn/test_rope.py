@@ -1,0 +1,493 @@
+"""Rotary embedding against transformers' frequencies and rotations, and complex numbers."""
+
+import warnings
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+from transformers import LlamaConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+from transformers.models.deepseek_v3.modeling_deepseek_v3 import (
+    apply_rotary_pos_emb_interleave,
+    yarn_get_mscale,
+)
+from transformers.models.falcon.modeling_falcon import build_alibi_tensor
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
+
+from minillm.nn.rope import RotaryEmbedding, Rotation, half_to_interleaved, interleaved_to_half
+from minillm.nn.rope_scaling import alibi_bias, alibi_slopes, rope_frequencies, yarn_mscale
+
+LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512}
+DEEPSEEK = {
+    "type": "yarn",
+    "factor": 40,
+    "beta_fast": 32,
+    "beta_slow": 1,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+    "original_max_position_embeddings": 4096,
+}
+SCALINGS = {
+    "none": None,
+    "default": {"rope_type": "default"},
+    "linear": {"rope_type": "linear", "factor": 4.0},
+    "linear, older spelling": {"type": "linear", "factor": 2},
+    "dynamic": {"rope_type": "dynamic", "factor": 3.0},
+    "llama3": {**LLAMA3, "original_max_position_embeddings": 256},
+    "llama3, length from the config": LLAMA3,
+    "llama3, wide band": {**LLAMA3, "factor": 32.0, "high_freq_factor": 16.0},
+    "yarn": YARN,
+    "yarn, length from the config": {"rope_type": "yarn", "factor": 8.0},
+    "yarn, factor from the lengths": {**YARN, "factor": None},
+    "yarn, not truncated": {**YARN, "truncate": False},
+    "yarn, betas": {**YARN, "beta_fast": 16, "beta_slow": 2},
+    "yarn, betas not truncated": {**YARN, "beta_fast": 64.0, "beta_slow": 0.5, "truncate": False},
+    "yarn, attention factor": {**YARN, "attention_factor": 0.7},
+    "yarn, mscale": {**YARN, "mscale": 0.707, "mscale_all_dim": 1.3},
+    "yarn, mscale alone": {**YARN, "mscale": 0.707},
+    "yarn, mscale of 0": {**YARN, "mscale": 1.0, "mscale_all_dim": 0.0},
+    "yarn, factor 1": {**YARN, "factor": 1.0},
+    "deepseek_v3": DEEPSEEK,
+}
+
+
+def config_of(scaling, head_dim, base, trained):
+    return LlamaConfig(
+        hidden_size=2 * head_dim,
+        num_attention_heads=2,
+        head_dim=head_dim,
+        max_position_embeddings=trained,
+        rope_parameters={"rope_theta": base, **(scaling or {"rope_type": "default"})},
+    )
+
+
+def theirs(scaling, head_dim, base, trained, length=None):
+    config = config_of(scaling, head_dim, base, trained)
+    kind = config.rope_parameters["rope_type"]
+    if kind == "default":
+        return LlamaRotaryEmbedding.compute_default_rope_parameters(config)
+    return ROPE_INIT_FUNCTIONS[kind](config, None, seq_len=length)
+
+
+def draw(*shape, seed=0, dtype=torch.float32):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+# Frequencies
+
+
+@pytest.mark.parametrize("base", [10000.0, 500000.0, 1000000.0])
+@pytest.mark.parametrize(("head_dim", "trained"), [(32, 512), (64, 2048), (128, 131072)])
+@pytest.mark.parametrize("name", SCALINGS)
+def test_frequencies_equal_transformers(name, head_dim, trained, base):
+    settings = {"base": base, "scaling": SCALINGS[name], "max_position_embeddings": trained}
+    expected, expected_factor = theirs(SCALINGS[name], head_dim, base, trained)
+    actual, factor = rope_frequencies(head_dim, **settings)
+    assert actual.dtype == torch.float32
+    torch.testing.assert_close(actual, expected, rtol=5e-7, atol=0)
+    assert factor == pytest.approx(expected_factor, rel=1e-12)
+
+
+def test_yarn_with_a_small_base_blends_up_to_the_last_pair_as_transformers_does():
+    scaling = {"rope_type": "yarn", "factor": 8.0, "beta_fast": 1000}
+    expected, _ = theirs(scaling, 64, 100.0, 131072)
+    actual, _ = rope_frequencies(64, base=100.0, scaling=scaling, max_position_embeddings=131072)
+    torch.testing.assert_close(actual, expected, rtol=5e-7, atol=0)
+
+
+@pytest.mark.parametrize("length", [1, 511, 512, 513, 2000, 100_000])
+def test_dynamic_frequencies_equal_transformers_at_every_length(length):
+    scaling = {"rope_type": "dynamic", "factor": 3.0}
+    expected, _ = theirs(scaling, 64, 10000.0, 512, length)
+    for given_length in (length, torch.tensor(length)):
+        settings = {"scaling": scaling, "max_position_embeddings": 512, "length": given_length}
+        actual, _ = rope_frequencies(64, **settings)
+        torch.testing.assert_close(actual, expected, rtol=2e-6, atol=0)
+
+
+def test_static_ntk_is_the_default_with_a_larger_base():
+    """By bloc97, base * factor^(D / (D - 2)): the slowest pair slows by the factor."""
+    base = 10000.0 * 4 ** (64 / 62)
+    actual, _ = rope_frequencies(64, base=base)
+    expected, _ = theirs(None, 64, base, 512)
+    torch.testing.assert_close(actual, expected, rtol=1e-7, atol=0)
+    plain, _ = rope_frequencies(64)
+    assert actual[0] == plain[0] == 1
+    assert plain[-1] / actual[-1] == pytest.approx(4, rel=1e-5)
+
+
+def test_a_rope_theta_in_the_dictionary_is_the_base():
+    inside, _ = rope_frequencies(32, scaling={"rope_type": "default", "rope_theta": 500000.0})
+    assert torch.equal(inside, rope_frequencies(32, base=500000.0)[0])
+    for base in (0.0, -1.0, float("nan")):
+        with pytest.raises(ValueError, match=f"rope_theta must be positive, not {base}"):
+            rope_frequencies(32, base=base)
+    with pytest.raises(ValueError, match=r"base 7\.0 contradicts rope_theta 5"):
+        rope_frequencies(32, base=7.0, scaling={"rope_type": "default", "rope_theta": 5})
+
+
+@pytest.mark.parametrize("factor", [1.0, 2.0, 40.0])
+@pytest.mark.parametrize("mscale", [0.707, 1.0])
+def test_yarn_mscale_is_deepseeks(factor, mscale):
+    assert yarn_mscale(factor, mscale) == pytest.approx(yarn_get_mscale(factor, mscale), rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("scaling", "trained", "message"),
+    [
+        ({"rope_type": "longrope"}, 8, r"unknown rope_type 'longrope'; known are default, linear"),
+        ({"type": "su"}, 8, r"unknown rope_type 'su'"),
+        ({"rope_type": "linear"}, 8, r"'linear' needs factor; given: \{'rope_type': 'linear'\}"),
+        ({"rope_type": "dynamic"}, None, r"'dynamic' needs factor, max_position_embeddings"),
+        ({"rope_type": "llama3", "factor": 8.0}, 8, r"needs low_freq_factor, high_freq_factor"),
+        (LLAMA3, None, r"'llama3' needs original_max_position_embeddings"),
+        ({"rope_type": "yarn", "factor": None}, None, r"needs factor, original_max_position"),
+        ({**YARN, "short_factor": [1.0]}, 8, r"'yarn' does not know short_factor"),
+        (
+            {"rope_type": "linear", "factor": 2.0, "mscale": 1.0},
+            8,
+            r"'linear' does not know mscale",
+        ),
+        ({"rope_type": "default", "partial_rotary_factor": 0.5}, 8, r"partial_rotary_factor"),
+        ({"rope_type": "linear", "factor": 0.5}, 8, r"factor must be at least 1, got 0\.5"),
+        (
+            {**LLAMA3, "low_freq_factor": 4.0},
+            8,
+            r"low_freq_factor 4\.0 must be below high_freq_fac",
+        ),
+    ],
+)
+def test_bad_scalings_are_errors_that_name_what_is_wrong(scaling, trained, message):
+    for make in (rope_frequencies, RotaryEmbedding):
+        with pytest.raises(ValueError, match=message):
+            make(16, scaling=scaling, max_position_embeddings=trained)
+
+
+@pytest.mark.parametrize("head_dim", [0, -2, 7])
+def test_head_dim_must_be_even(head_dim):
+    with pytest.raises(ValueError, match=f"head_dim must be even and at least 2, got {head_dim}"):
+        RotaryEmbedding(head_dim)
+
+
+def test_dynamic_needs_more_than_one_pair():
+    with pytest.raises(ValueError, match="head_dim must not be 2"):
+        rope_frequencies(
+            2, scaling={"rope_type": "dynamic", "factor": 2.0}, max_position_embeddings=8
+        )
+
+
+# Rotations
+
+
+@pytest.mark.parametrize("name", SCALINGS)
+def test_tables_and_rotated_heads_equal_llamas(name):
+    positions = torch.stack([torch.arange(40), torch.arange(40) + 300])
+    reference = LlamaRotaryEmbedding(config_of(SCALINGS[name], 32, 10000.0, 512))
+    cos, sin = reference(draw(1), positions)
+    rope = RotaryEmbedding(32, scaling=SCALINGS[name], max_position_embeddings=512)
+    rotation = rope(positions)
+    torch.testing.assert_close(rotation.cos, cos, rtol=0, atol=5e-5)  # angles up to 339: 2^-16 each
+    torch.testing.assert_close(rotation.sin, sin, rtol=0, atol=5e-5)
+    if name in ("none", "default", "linear"):
+        assert torch.equal(rotation.cos, cos)
+        assert torch.equal(rotation.sin, sin)
+    q, k = draw(2, 4, 40, 32), draw(2, 2, 40, 32, seed=1)
+    expected_q, expected_k = apply_rotary_pos_emb(q, k, rotation.cos, rotation.sin)
+    torch.testing.assert_close(rotation(q), expected_q, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(rotation(k), expected_k, rtol=1e-6, atol=1e-6)
+
+
+def test_interleaved_scores_equal_deepseeks():
+    positions = torch.arange(17)[None]
+    half, interleaved = (RotaryEmbedding(16, interleaved=i)(positions) for i in (False, True))
+    q, k = draw(2, 4, 17, 16), draw(2, 1, 17, 16, seed=1)
+    expected_q, expected_k = apply_rotary_pos_emb_interleave(q, k, half.cos, half.sin)
+    expected = expected_q @ expected_k.mT
+    torch.testing.assert_close(interleaved(q) @ interleaved(k).mT, expected, rtol=1e-5, atol=1e-5)
+    # theirs comes out de-interleaved, ours as it went in
+    ours = interleaved(q).unflatten(-1, (-1, 2)).transpose(-1, -2).flatten(-2)
+    torch.testing.assert_close(ours, expected_q, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_a_rotation_is_a_product_of_complex_numbers(interleaved):
+    positions = torch.tensor([[0, 3, 7, 100]])
+    x = draw(2, 3, 4, 8)
+    if interleaved:
+        pairs = torch.view_as_complex(x.double().unflatten(-1, (-1, 2)).contiguous())
+    else:
+        pairs = torch.complex(*x.double().chunk(2, -1))
+    frequencies = 10000.0 ** (-torch.arange(0, 8, 2, dtype=torch.float64) / 8)
+    angles = positions[0, :, None] * frequencies
+    turned = pairs * torch.polar(torch.ones_like(angles), angles)
+    parts = torch.view_as_real(turned)
+    expected = parts.flatten(-2) if interleaved else torch.cat(parts.unbind(-1), -1)
+    actual = RotaryEmbedding(8, interleaved=interleaved)(positions)(x)
+    torch.testing.assert_close(actual, expected.float(), rtol=1e-5, atol=1e-5)
+
+
+@given(st.integers(0, 10**6), st.integers(0, 5000), st.booleans(), st.sampled_from([4, 16, 64]))
+def test_norms_are_kept(seed, position, interleaved, head_dim):
+    x = draw(1, 2, 3, head_dim, seed=seed)
+    rotation = RotaryEmbedding(head_dim, interleaved=interleaved)(torch.arange(3)[None] + position)
+    torch.testing.assert_close(rotation(x).norm(dim=-1), x.norm(dim=-1), rtol=1e-5, atol=1e-6)
+
+
+@given(st.integers(0, 10**6), st.integers(0, 2000), st.booleans())
+def test_scores_depend_on_differences_of_positions_only(seed, shift, interleaved):
+    q, k = draw(2, 1, 2, 6, 16, seed=seed).unbind()
+    rope, positions = RotaryEmbedding(16, interleaved=interleaved), torch.arange(6)[None]
+    here, there = rope(positions), rope(positions + shift)
+    scores, shifted = here(q) @ here(k).mT / 4, there(q) @ there(k).mT / 4
+    # an angle of a few thousand is known to 2^-13 in float32, and that is all the error there is
+    tolerance = 1e-5 if shift < 100 else 1e-3
+    torch.testing.assert_close(shifted, scores, rtol=0, atol=tolerance)
+
+
+@given(st.integers(0, 500), st.integers(0, 500), st.booleans())
+def test_rotations_compose(first, second, interleaved):
+    x, rope = draw(1, 2, 1, 16), RotaryEmbedding(16, interleaved=interleaved)
+    turn = [rope(torch.tensor([[p]])) for p in (first, second, first + second)]
+    torch.testing.assert_close(turn[1](turn[0](x)), turn[2](x), rtol=0, atol=5e-4)
+    back = Rotation(turn[0].cos, -turn[0].sin, interleaved=interleaved)
+    torch.testing.assert_close(back(turn[0](x)), x, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_rows_of_a_batch_have_their_own_positions(interleaved):
+    rope, x = RotaryEmbedding(8, interleaved=interleaved), draw(2, 3, 4, 8)
+    positions = torch.tensor([[0, 0, 1, 2], [5, 6, 7, 8]])
+    together = rope(positions)(x)
+    for row in range(2):
+        alone = rope(positions[row : row + 1])(x[row : row + 1])
+        assert torch.equal(together[row : row + 1], alone)
+    assert torch.equal(rope(positions[:1])(x)[1], rope(positions[:1])(x[1:])[0])  # (1, T) is shared
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_gradients(interleaved):
+    rotation = RotaryEmbedding(6, interleaved=interleaved)(torch.tensor([[0, 2, 9]]))
+    x = draw(1, 2, 3, 6).double().requires_grad_()
+    assert torch.autograd.gradcheck(rotation, (x,))
+
+
+def test_input_of_another_shape_is_an_error():
+    rotation = RotaryEmbedding(8)(torch.arange(4)[None])
+    for shape in [(1, 2, 5, 8), (1, 2, 4, 16), (1, 2, 1, 8)]:
+        with pytest.raises(ValueError, match=r"does not fit a rotation of \(T, D\) = \(4, 8\)"):
+            rotation(torch.zeros(shape))
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
+def test_the_type_of_the_input_is_kept_and_the_product_is_in_float32(dtype, interleaved):
+    rotation = RotaryEmbedding(16, interleaved=interleaved)(torch.arange(900, 910)[None])
+    x = draw(1, 2, 10, 16, dtype=dtype)
+    assert rotation(x).dtype == dtype
+    assert torch.equal(rotation(x), rotation(x.to(max(dtype, torch.float32, key=bits))).to(dtype))
+
+
+def bits(dtype):
+    return torch.finfo(dtype).bits
+
+
+# The module
+
+
+class Model(nn.Module):
+    def __init__(self, **settings):
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.rope = RotaryEmbedding(32, **settings)
+
+
+@pytest.mark.parametrize("cast", [lambda m: m.to(torch.bfloat16), lambda m: m.half()])
+@pytest.mark.parametrize("name", ["none", "yarn", "llama3", "dynamic"])
+def test_angles_stay_in_float32_when_the_model_is_cast(name, cast):
+    settings = {"scaling": SCALINGS[name], "max_position_embeddings": 512}
+    positions = torch.arange(1000)[None]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        expected = RotaryEmbedding(32, **settings)(positions)
+        model = cast(Model(**settings))
+        assert model.linear.weight.dtype != torch.float32
+        assert model.rope.inv_freq.dtype == torch.float32
+        assert torch.equal(model.rope(positions).cos, expected.cos)
+        assert torch.equal(model.rope(positions).sin, expected.sin)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            assert torch.equal(model.rope(positions).cos, expected.cos)
+    rounded = torch.arange(1000)[:, None] * rope_frequencies(32)[0].bfloat16().float()
+    assert (rounded.cos() - RotaryEmbedding(32)(positions).cos[0, :, :16]).abs().max() > 0.1
+
+
+def test_nothing_is_saved_and_nothing_is_learned():
+    assert not RotaryEmbedding(8).state_dict()
+    assert not list(RotaryEmbedding(8).parameters())
+
+
+def test_a_model_built_on_meta_gets_its_frequencies_back():
+    expected = RotaryEmbedding(32)(torch.arange(5)[None]).cos
+    with torch.device("meta"):
+        moved, assigned = Model(), Model()
+    assert moved.rope.inv_freq.is_meta
+    moved = moved.to_empty(device="cpu")
+    assert torch.equal(moved.rope(torch.arange(5)[None]).cos, expected)
+    assigned.load_state_dict(Model().state_dict(), assign=True)
+    assert torch.equal(assigned.rope(torch.arange(5)[None]).cos, expected)
+
+
+def test_dynamic_follows_the_length_and_has_no_memory():
+    settings = {"scaling": {"rope_type": "dynamic", "factor": 2.0}, "max_position_embeddings": 16}
+    rope = RotaryEmbedding(8, **settings)
+    short, long = torch.arange(16)[None], torch.arange(64)[None]
+    before = rope(short).cos
+    assert torch.equal(before, RotaryEmbedding(8)(short).cos)
+    assert not torch.equal(rope(long).cos[:, :16], before)  # the keys of a cache would be stale
+    assert torch.equal(rope(short).cos, before)
+    reference = LlamaRotaryEmbedding(config_of(settings["scaling"], 8, 10000.0, 16))
+    torch.testing.assert_close(rope(long).cos, reference(draw(1), long)[0], rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("scaling", "covered"),
+    [
+        (None, 64),
+        ({"rope_type": "linear", "factor": 2.0}, 128),
+        ({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}, 128),
+        ({**LLAMA3, "original_max_position_embeddings": 32}, 256),
+        ({"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 16}, 64),
+    ],
+    ids=["none", "linear", "yarn", "llama3", "yarn below the stated length"],
+)
+def test_positions_beyond_what_is_covered_warn_once(scaling, covered):
+    rope = RotaryEmbedding(8, scaling=scaling, max_position_embeddings=64)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        rope(torch.tensor([[0, covered - 1]]))
+    with pytest.warns(UserWarning, match=f"position {covered} lies beyond the {covered} positions"):
+        rope(torch.tensor([[covered]]))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        rope(torch.tensor([[covered + 1]]))
+
+
+@pytest.mark.parametrize("scaling", [None, {"rope_type": "dynamic", "factor": 2.0}])
+def test_no_warning_without_a_limit(scaling):
+    rope = RotaryEmbedding(8, scaling=scaling, max_position_embeddings=64 if scaling else None)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        rope(torch.tensor([[100_000]]))
+        rope.warn_beyond(10**9)
+
+
+# Layouts
+
+
+@pytest.mark.parametrize("num_heads", [1, 3])
+def test_reordered_weights_and_biases_turn_one_layout_into_the_other(num_heads):
+    D, C, T = 8, 12, 5
+    x = draw(2, T, C)
+    q, k = draw(2, num_heads * D, C, seed=1).unbind()
+    bq, bk = draw(2, num_heads * D, seed=2).unbind()
+
+    def scores(rope, q, k, bq, bk):
+        rotation = rope(torch.arange(T)[None])
+        heads = [
+            (x @ w.T + b).view(2, T, num_heads, D).transpose(1, 2) for w, b in ((q, bq), (k, bk))
+        ]
+        return rotation(heads[0]) @ rotation(heads[1]).mT
+
+    half = [interleaved_to_half(w, num_heads) for w in (q, k, bq, bk)]
+    expected = scores(RotaryEmbedding(D, interleaved=True), q, k, bq, bk)
+    torch.testing.assert_close(scores(RotaryEmbedding(D), *half), expected, rtol=1e-5, atol=1e-4)
+    assert (scores(RotaryEmbedding(D), q, k, bq, bk) - expected).abs().max() > 1  # mixed: nonsense
+    for w, h in zip((q, k, bq, bk), half, strict=True):
+        assert torch.equal(half_to_interleaved(h, num_heads), w)
+
+
+def test_reordering_is_that_of_the_published_llama_conversion():
+    H, D, C = 3, 8, 5
+    w = draw(H * D, C)
+    expected = w.view(H, D // 2, 2, C).transpose(1, 2).reshape(H * D, C)
+    assert torch.equal(interleaved_to_half(w, H), expected)
+
+
+@pytest.mark.parametrize(("rows", "heads"), [(12, 5), (12, 12), (12, 0)])
+def test_rows_that_make_no_heads_are_an_error(rows, heads):
+    for reorder in (interleaved_to_half, half_to_interleaved):
+        with pytest.raises(ValueError, match=f"{rows} rows do not make {heads} heads of even size"):
+            reorder(torch.zeros(rows, 3), heads)
+
+
+# ALiBi
+
+
+@pytest.mark.parametrize("num_heads", [1, 2, 3, 6, 8, 12, 16, 20, 32, 71, 112])
+def test_alibi_is_falcons_up_to_a_constant_of_each_row(num_heads):
+    T = 9
+    reference = build_alibi_tensor(
+        torch.ones(1, T), num_heads, torch.float32
+    )  # (H, 1, T), bf16 slopes
+    ours = alibi_bias(num_heads, T)
+    slopes = alibi_slopes(num_heads)
+    torch.testing.assert_close(slopes.bfloat16().float(), reference[:, 0, 1], rtol=1e-2, atol=0)
+    causal = torch.ones(T, T).tril().bool()
+    theirs = reference.masked_fill(~causal, -torch.inf).softmax(-1)
+    rounded = ours / slopes[:, None, None] * slopes.bfloat16().float()[:, None, None]
+    actual = rounded.masked_fill(~causal, -torch.inf).softmax(-1)
+    torch.testing.assert_close(actual, theirs, rtol=3e-2, atol=1e-4)
+
+
+def test_alibi_slopes_are_the_published_ones():
+    assert alibi_slopes(8).tolist() == [2.0**-h for h in range(1, 9)]
+    torch.testing.assert_close(alibi_slopes(16), 2.0 ** (-torch.arange(1, 17) / 2))
+    twelve = torch.cat([alibi_slopes(8), alibi_slopes(16)[0::2][:4]])
+    assert torch.equal(alibi_slopes(12), twelve)
+
+
+def test_alibi_aligns_queries_to_the_end_of_the_keys():
+    full = alibi_bias(4, 7)
+    assert full.shape == (4, 7, 7)
+    assert torch.equal(alibi_bias(4, 2, 7), full[:, -2:])
+    assert torch.equal(full.diagonal(dim1=1, dim2=2), torch.zeros(4, 7))
+    assert full[0, 6, 4] == -2 * alibi_slopes(4)[0]
+
+
+def test_alibi_errors():
+    with pytest.raises(ValueError, match="3 queries cannot be the last of 2 keys"):
+        alibi_bias(4, 3, 2)
+    with pytest.raises(ValueError, match="num_heads must be at least 1, got 0"):
+        alibi_slopes(0)
+
+
+# Compiled, and on a GPU
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize("name", ["none", "yarn", "dynamic"])
+def test_it_is_traced_in_one_graph(name, interleaved):
+    settings = {"scaling": SCALINGS[name], "max_position_embeddings": 512}
+    rope = RotaryEmbedding(16, interleaved=interleaved, **settings)
+    x, positions = draw(1, 2, 5, 16), torch.arange(5)[None] + 2
+    traced = torch.compile(lambda p, x: rope(p)(x), fullgraph=True, backend="eager")
+    torch.testing.assert_close(traced(positions, x), rope(positions)(x), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["none", "yarn", "llama3", "dynamic"])
+def test_on_a_gpu_it_gives_the_same_and_waits_for_nothing(name):
+    settings = {"scaling": SCALINGS[name], "max_position_embeddings": 512}
+    rope = RotaryEmbedding(64, **settings)
+    x, positions = draw(1, 2, 5, 64), torch.arange(5)[None] + 400
+    expected = rope(positions)(x)
+    rope, x, positions = rope.to("cuda", torch.bfloat16), x.cuda(), positions.cuda()
+    assert rope.inv_freq.is_cuda and rope.inv_freq.dtype == torch.float32
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        actual = rope(positions)(x)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    torch.testing.assert_close(actual.cpu(), expected, rtol=1e-4, atol=1e-4)

@@ -1,0 +1,442 @@
+"""Checkpoints of every family against transformers: logits, caches, generation, saving."""
+
+import json
+import shutil
+
+import pytest
+import torch
+import transformers
+from family_checkpoints import CONFIGS, make, ragged
+from safetensors.torch import load_file, save_file
+
+from minillm.config import ModelConfig
+from minillm.generation.decoding import generate
+from minillm.model import CausalLM
+from minillm.pretrained.load import from_pretrained, save_pretrained
+from minillm.tokenizer.bpe import BPETokenizer
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    """name -> (folder, transformers' model), made once each."""
+    made = {}
+
+    def get(name):
+        if name not in made:
+            folder = tmp_path_factory.mktemp(name)
+            made[name] = (folder, make(name, folder))
+        return made[name]
+
+    return get
+
+
+each_family = pytest.mark.parametrize("name", CONFIGS)
+
+
+@each_family
+@torch.no_grad()
+def test_logits_are_those_of_transformers(name, checkpoint):
+    folder, theirs = checkpoint(name)
+    ours, tokenizer = from_pretrained(folder)
+    assert tokenizer is None and not ours.training
+    assert ours.num_parameters() == theirs.num_parameters()
+    ids, mask, positions = ragged()
+    torch.testing.assert_close(ours(ids), theirs(ids).logits, atol=1e-5, rtol=1e-5)
+    expected = theirs(ids, attention_mask=mask, position_ids=positions).logits
+    real = mask.bool()
+    torch.testing.assert_close(
+        ours(ids, attention_mask=mask)[real], expected[real], atol=1e-5, rtol=1e-5
+    )
+
+
+@each_family
+@torch.no_grad()
+def test_cached_logits_one_shot_in_chunks_and_step_by_step(name, checkpoint):
+    folder, theirs = checkpoint(name)
+    ours = CausalLM.from_pretrained(folder)
+    ids, mask, positions = ragged()
+    expected = theirs(ids, attention_mask=mask, position_ids=positions).logits[mask.bool()]
+    kinds = ["dynamic", "static"] + (["sliding"] if ours.config.sliding_window else [])
+    for kind in kinds:
+        for sizes in ([21], [7, 9, 5], [4] + [1] * 17):
+            cache, found, end = ours.make_cache(kind, batch_size=3, max_length=32), [], 0
+            for size in sizes:
+                end += size
+                found.append(
+                    ours(ids[:, end - size : end], attention_mask=mask[:, :end], cache=cache)
+                )
+            found = torch.cat(found, 1)[mask.bool()]
+            torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+
+
+# The last product of each branch. Small ones let a token predict itself: dull texts test little.
+OUTWARD = ("o_proj.weight", "down_proj.weight", "c_proj.weight", "dense.weight", "4h_to_h.weight")
+
+
+@torch.no_grad()
+def lively(name, folder):
+    """The named model with branches that count, so that what it writes does not repeat itself."""
+    theirs = make(name, folder)
+    for key, weight in theirs.named_parameters():
+        weight.mul_(10 if key.endswith(OUTWARD) else 1)
+    theirs.generation_config.eos_token_id = None
+    theirs.save_pretrained(folder)
+    return theirs, CausalLM.from_pretrained(folder)
+
+
+def by_transformers(theirs, ids, mask, **options):
+    """Greedy continuations; row by row where its generate counts padding as positions."""
+    options = {"do_sample": False, "max_new_tokens": 64, **options}
+    if theirs.config.model_type != "falcon":
+        return theirs.generate(ids, attention_mask=mask, **options)[:, ids.shape[1] :]
+    rows = [row[real.bool()][None] for row, real in zip(ids, mask, strict=True)]
+    return torch.cat([theirs.generate(row, **options)[:, row.shape[1] :] for row in rows])
+
+
+@each_family
+@torch.no_grad()
+def test_greedy_generation_gives_the_same_ids(name, tmp_path):
+    theirs, ours = lively(name, tmp_path)
+    ids, mask, _ = ragged()
+    expected = by_transformers(theirs, ids, mask)
+    assert expected.shape == (3, 64)
+    assert sum(len(set(row)) for row in expected.tolist()) > 8  # else a loop proves nothing
+    found = generate(ours, ids, attention_mask=mask, max_new_tokens=64, eos_token_id=None)
+    assert torch.equal(found[:, : ids.shape[1]], ids)
+    assert torch.equal(found[:, ids.shape[1] :], expected)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama-3", "mistral", "qwen3", "gemma"])
+@torch.no_grad()
+def test_rows_end_where_those_of_transformers_end(name, tmp_path):
+    theirs, ours = lively(name, tmp_path)
+    ids, mask, _ = ragged()
+    end = by_transformers(theirs, ids, mask)[1, 12].item()
+    expected = by_transformers(theirs, ids, mask, eos_token_id=end)
+    ends = (expected == end).any(1).tolist()
+    assert ends[1] and (not all(ends) or expected.shape[1] < 64)
+    found = generate(ours, ids, attention_mask=mask, max_new_tokens=64, eos_token_id=end)
+    assert torch.equal(found[:, ids.shape[1] :], expected)
+
+
+@each_family
+@torch.no_grad()
+def test_saved_and_read_back_by_transformers(name, checkpoint, tmp_path):
+    folder, theirs = checkpoint(name)
+    ours = CausalLM.from_pretrained(folder)
+    save_pretrained(ours, None, tmp_path)
+    again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path).eval()
+    ids, _, _ = ragged()
+    torch.testing.assert_close(again(ids).logits, theirs(ids).logits, atol=0, rtol=0)
+    assert CausalLM.from_pretrained(tmp_path).config == ours.config
+    assert set(load_file(tmp_path / "model.safetensors")) == set(
+        load_file(folder / "model.safetensors")
+    )
+
+
+@pytest.mark.parametrize("name", ["llama-3", "llama-tied", "gpt2", "falcon-new", "deepseek"])
+def test_shards_are_read_and_written(name, checkpoint, tmp_path):
+    _, theirs = checkpoint(name)
+    theirs.save_pretrained(tmp_path / "theirs", max_shard_size="30KB")
+    assert (tmp_path / "theirs" / "model.safetensors.index.json").exists()
+    ours = CausalLM.from_pretrained(tmp_path / "theirs")
+    save_pretrained(ours, None, tmp_path / "ours", max_shard_bytes=30_000)
+    files = sorted(p.name for p in (tmp_path / "ours").glob("*.safetensors"))
+    assert len(files) > 2 and files[0] == f"model-00001-of-{len(files):05}.safetensors"
+    again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "ours")
+    ids, _, _ = ragged()
+    with torch.no_grad():
+        torch.testing.assert_close(again(ids).logits, theirs(ids).logits, atol=0, rtol=0)
+    save_pretrained(ours, None, tmp_path / "ours")  # whole again: no shard of before may stay
+    assert [p.name for p in (tmp_path / "ours").glob("*.safetensors*")] == ["model.safetensors"]
+
+
+def test_a_missing_shard_and_a_lying_index_are_named(checkpoint, tmp_path):
+    _, theirs = checkpoint("llama-3")
+    theirs.save_pretrained(tmp_path, max_shard_size="30KB")
+    second = sorted(tmp_path.glob("*.safetensors"))[1]
+    moved = second.rename(tmp_path / "elsewhere")
+    with pytest.raises(ValueError, match=second.name):
+        from_pretrained(tmp_path)
+    moved.rename(second)
+    index = json.loads((tmp_path / "model.safetensors.index.json").read_text())
+    index["weight_map"]["model.invented.weight"] = second.name
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(ValueError, match=r"model\.invented\.weight"):
+        from_pretrained(tmp_path)
+    for places, message in (({"a": "../b.safetensors"}, r"\.\./b"), (["x"], "has no weight_map")):
+        index["weight_map"] = places
+        (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+        with pytest.raises(ValueError, match=message):
+            from_pretrained(tmp_path)
+
+
+@torch.no_grad()
+def test_bf16_files_stay_bf16_or_become_what_is_asked(checkpoint, tmp_path):
+    _, theirs = checkpoint("llama-3")
+    tensors = {k: v.to(torch.bfloat16) for k, v in theirs.state_dict().items()}
+    theirs.save_pretrained(tmp_path, state_dict=tensors)
+    load = transformers.AutoModelForCausalLM.from_pretrained
+    low, same = load(tmp_path, dtype=torch.bfloat16), load(tmp_path, dtype=torch.float32)
+    ours, _ = from_pretrained(tmp_path)
+    assert {p.dtype for p in ours.parameters()} == {torch.bfloat16}
+    ids, _, _ = ragged()
+    torch.testing.assert_close(ours(ids), low(ids).logits, atol=6e-2, rtol=2e-2)
+    save_pretrained(ours, None, tmp_path / "again")
+    again = load(tmp_path / "again", dtype="auto")
+    assert {p.dtype for p in again.parameters()} == {torch.bfloat16}
+    for tensor, kept in zip(again.parameters(), low.parameters(), strict=True):
+        assert torch.equal(tensor, kept)
+    high, _ = from_pretrained(tmp_path, dtype=torch.float32)
+    assert {p.dtype for p in high.parameters()} == {torch.float32}
+    torch.testing.assert_close(high(ids), same(ids).logits, atol=1e-5, rtol=1e-5)
+
+
+def spoil(folder, change):
+    tensors = load_file(folder / "model.safetensors")
+    change(tensors)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda t: t.pop("model.norm.weight"), r"missing: model\.norm\.weight"),
+        (lambda t: t.update({"model.extra": torch.zeros(1)}), r"unexpected: model\.extra"),
+        (
+            lambda t: t.update({"model.norm.weight": torch.zeros(31)}),
+            r"model\.norm\.weight is \(31,\), the config wants \(32,\)",
+        ),
+        (
+            lambda t: t.update({"model.norm.weight": torch.ones(32, dtype=torch.long)}),
+            r"model\.norm\.weight holds torch\.int64, not floating-point numbers",
+        ),
+        (
+            lambda t: (
+                [t.pop(f"model.layers.{i}.mlp.up_proj.weight") for i in range(2)]
+                + [t.update({"b.c": torch.zeros(1), "a": torch.zeros(1)})]
+                + [t.update({"lm_head.weight": torch.zeros(96, 32)})]
+            ),
+            r"missing: model\.layers\.0\.mlp\.up_proj\.weight, "
+            r"model\.layers\.1\.mlp\.up_proj\.weight; "
+            r"unexpected: a, b\.c; lm_head\.weight is \(96, 32\), the config wants \(97, 32\)$",
+        ),
+    ],
+)
+def test_weights_that_do_not_fit_are_named(change, message, checkpoint, tmp_path):
+    folder, _ = checkpoint("llama-3")
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    spoil(tmp_path, change)
+    with pytest.raises(ValueError, match=message):
+        from_pretrained(tmp_path)
+
+
+def test_files_that_are_damaged_or_absent(checkpoint, tmp_path):
+    folder, _ = checkpoint("qwen2")
+    with pytest.raises(FileNotFoundError, match=r"config\.json"):
+        from_pretrained(tmp_path)
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    weights = tmp_path / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    with pytest.raises(ValueError, match="damaged"):
+        from_pretrained(tmp_path)
+    weights.rename(tmp_path / "pytorch_model.bin")
+    with pytest.raises(ValueError, match=r"no model\.safetensors, but pytorch_model\.bin"):
+        from_pretrained(tmp_path)
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(ValueError, match="not whole JSON"):
+        from_pretrained(tmp_path)
+
+
+def test_a_head_that_should_be_tied_but_differs(checkpoint, tmp_path):
+    folder, _ = checkpoint("qwen2")
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    embedding = load_file(folder / "model.safetensors")["model.embed_tokens.weight"]
+    spoil(tmp_path, lambda t: t.update({"lm_head.weight": embedding.clone()}))
+    model, _ = from_pretrained(tmp_path)
+    assert model.lm_head.weight is model.model.embed_tokens.weight
+    spoil(tmp_path, lambda t: t.update({"lm_head.weight": embedding + 1}))
+    with pytest.raises(ValueError, match="lm_head"):
+        from_pretrained(tmp_path)
+
+
+def test_original_gpt2_files_have_no_prefix_and_carry_masks(checkpoint, tmp_path):
+    folder, theirs = checkpoint("gpt2")
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    tensors = load_file(folder / "model.safetensors")
+    tensors = {k.removeprefix("transformer."): v for k, v in tensors.items()}
+    tensors |= {f"h.{i}.attn.bias": torch.ones(1, 1, 128, 128) for i in range(2)}
+    save_file(tensors, tmp_path / "model.safetensors")
+    ids, _, _ = ragged()
+    with torch.no_grad():
+        found = CausalLM.from_pretrained(tmp_path)(ids)
+        torch.testing.assert_close(found, theirs(ids).logits, atol=1e-5, rtol=1e-5)
+
+
+def test_a_failed_save_leaves_the_old_file(tmp_path, monkeypatch):
+    model = CausalLM(ModelConfig(50, 16, 1, 2, 32))
+    save_pretrained(model, None, tmp_path)
+    before = (tmp_path / "model.safetensors").read_bytes()
+
+    def full(*args, **kwargs):
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr("minillm.pretrained.load.save_file", full)
+    with pytest.raises(OSError, match="No space"):
+        save_pretrained(CausalLM(model.config, seed=1), None, tmp_path)
+    assert (tmp_path / "model.safetensors").read_bytes() == before
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["config.json", "model.safetensors"]
+
+
+def test_the_tokenizer_travels_too(tmp_path):
+    texts = ["one fish, two fish, red fish, blue fish"] * 3
+    tokenizer = BPETokenizer.train(texts, 280, special_tokens=("<|endoftext|>",))
+    model = CausalLM(ModelConfig(tokenizer.vocab_size, 16, 1, 2, 32))
+    save_pretrained(model, tokenizer, tmp_path)
+    _, ours = from_pretrained(tmp_path)
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    for text in ("two blue fish", "été, 鱼\n"):
+        assert ours.encode(text) == theirs.encode(text) == tokenizer.encode(text)
+        assert theirs.decode(tokenizer.encode(text)) == text
+
+
+@pytest.mark.parametrize("kind", ["mamba", "gpt_neox", None])
+def test_an_unknown_architecture_is_refused_with_all_that_are_known(kind, checkpoint, tmp_path):
+    folder, _ = checkpoint("llama-3")
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "model_type": kind}))
+    with pytest.raises(ValueError, match=f"unknown model_type {kind!r}; known are") as caught:
+        from_pretrained(tmp_path)
+    assert set(str(caught.value).split("known are ")[1].split(", ")) == {
+        *("gpt2", "llama", "mistral", "qwen2", "qwen3", "gemma", "falcon", "deepseek_v3")
+    }
+
+
+@torch.no_grad()
+def test_padding_on_the_left_may_hold_anything(checkpoint):
+    ids, mask, _ = ragged()
+    other = torch.where(mask.bool(), ids, 96)
+    for name in ("gpt2", "llama-3", "mistral", "falcon-new", "deepseek"):
+        model = CausalLM.from_pretrained(checkpoint(name)[0])
+        found = model(other, attention_mask=mask)[mask.bool()]
+        torch.testing.assert_close(found, model(ids, attention_mask=mask)[mask.bool()])
+        alone = model(ids[1:2, 6:])
+        torch.testing.assert_close(found[21 : 21 + 15], alone[0], atol=1e-5, rtol=1e-5)
+
+
+@torch.no_grad()
+def test_device_and_dtype_as_asked(checkpoint):
+    folder, _ = checkpoint("llama-tied")
+    model, _ = from_pretrained(folder, device="cpu", dtype=torch.bfloat16)
+    assert {(p.device.type, p.dtype) for p in model.parameters()} == {("cpu", torch.bfloat16)}
+    assert model.lm_head.weight is model.model.embed_tokens.weight
+    assert not model.training and model(ragged()[0]).dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("name", ["gpt2", "falcon-new"])
+def test_a_loaded_model_is_trained_as_any_other(name, checkpoint):
+    """Fused optimizers walk through memory: pieces of one tensor must not lie in each other."""
+    moved = []
+    for fused in (False, True):
+        model, _ = from_pretrained(checkpoint(name)[0])
+        assert all(p.is_contiguous() for p in model.parameters())
+        model(ragged()[0]).square().mean().backward()
+        torch.optim.AdamW(model.parameters(), lr=0.01, fused=fused).step()
+        moved.append(dict(model.named_parameters()))
+    for key in moved[0]:
+        torch.testing.assert_close(moved[1][key], moved[0][key], atol=1e-6, rtol=1e-5)
+
+
+def test_saving_removes_its_own_old_files_and_no_others(checkpoint, tmp_path):
+    kept = ["model-best.safetensors", "model.fp16.safetensors", "model_ema.safetensors"]
+    for name in [*kept, "model-00001-of-00002.safetensors"]:
+        (tmp_path / name).touch()
+    save_pretrained(CausalLM.from_pretrained(checkpoint("llama-3")[0]), None, tmp_path)
+    assert sorted(p.name for p in tmp_path.glob("*.safetensors")) == sorted(
+        [*kept, "model.safetensors"]
+    )
+
+
+@pytest.mark.parametrize(
+    ("family", "change", "lost"),
+    [
+        ("llama", {"rope_interleave": True}, "rope_interleave=True"),
+        ("llama", {"parallel_attn": True, "num_ln_in_parallel_attn": 2}, "parallel_attn=True"),
+        ("gpt2", {"num_key_value_heads": 2}, "num_key_value_heads=2"),
+        ("qwen2", {"head_dim": 16}, "head_dim=16"),
+        ("mistral", {"attention_bias": True}, "attention_bias=True"),
+        ("qwen3", {"mlp_bias": True}, "mlp_bias=True"),
+        ("llama", {"sliding_window": 4}, "sliding_window=4"),
+        ("gemma", {"hidden_act": "gelu"}, "hidden_act='gelu'"),
+    ],
+)
+def test_what_no_file_of_the_family_can_say_is_not_saved(family, change, lost, tmp_path):
+    config = ModelConfig(97, 32, 2, 4, 48, model_type=family, **change)
+    with pytest.raises(ValueError, match=f"{family} config.json has no place for .*{lost}"):
+        save_pretrained(CausalLM(config), None, tmp_path / "o")
+    assert not (tmp_path / "o").exists()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["gelu_tanh", "gelu_sigmoid", "relu_squared", "gelu", "swish"])
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+def test_activations_are_saved_under_names_that_transformers_knows(family, name, tmp_path):
+    config = ModelConfig(
+        97, 32, 2, 4, 48, model_type=family, hidden_act=name, initializer_range=0.3
+    )
+    model, (ids, _, _) = CausalLM(config).eval(), ragged()
+    save_pretrained(model, None, tmp_path)
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
+    torch.testing.assert_close(model(ids), theirs(ids).logits, atol=1e-4, rtol=1e-4)
+
+
+@torch.no_grad()
+def test_a_compiled_model_is_saved_as_itself(checkpoint, tmp_path):
+    folder, _ = checkpoint("llama-tied")
+    model, _ = from_pretrained(folder)
+    save_pretrained(torch.compile(model, backend="eager"), None, tmp_path)
+    torch.testing.assert_close(CausalLM.from_pretrained(tmp_path)(ragged()[0]), model(ragged()[0]))
+
+
+@torch.no_grad()
+def test_files_that_mix_dtypes_come_in_one(checkpoint, tmp_path):
+    shutil.copytree(checkpoint("llama-3")[0], tmp_path, dirs_exist_ok=True)
+
+    def change(tensors):
+        for key in [k for k in tensors if "norm" not in k]:
+            tensors[key] = tensors[key].bfloat16()
+
+    spoil(tmp_path, change)
+    path = tmp_path / "config.json"
+    data = json.loads(path.read_text())
+    for said, wanted in (("float16", torch.float16), (None, torch.bfloat16)):
+        path.write_text(json.dumps({**data, "dtype": said}))
+        model, _ = from_pretrained(tmp_path)
+        assert {p.dtype for p in model.parameters()} == {wanted}
+        assert model(ragged()[0]).dtype == wanted
+
+
+def test_dtypes_have_names(checkpoint):
+    folder, _ = checkpoint("llama-3")
+    for name, wanted in (("bfloat16", torch.bfloat16), ("auto", torch.float32)):
+        model, _ = from_pretrained(folder, dtype=name)
+        assert {p.dtype for p in model.parameters()} == {wanted}
+    for name in ("half-life", "nn", "int32"):
+        with pytest.raises(ValueError, match=f"unknown dtype '{name}' for weights"):
+            from_pretrained(folder, dtype=name)
+
+
+def test_more_end_tokens_for_generation(tmp_path):
+    """Chat models end with tokens that only generation_config.json tells."""
+    theirs, (ids, mask, _) = make("llama-3", tmp_path), ragged()
+    free = generate(CausalLM.from_pretrained(tmp_path), ids, attention_mask=mask, max_new_tokens=12)
+    theirs.generation_config.eos_token_id = [1, free[0, -5].item()]
+    theirs.generation_config.save_pretrained(tmp_path)
+    ours = CausalLM.from_pretrained(tmp_path)
+    assert ours.config.eos_token_ids == tuple(theirs.generation_config.eos_token_id)
+    options = {"attention_mask": mask, "max_new_tokens": 12}
+    expected = theirs.generate(ids, do_sample=False, pad_token_id=0, **options)
+    found = generate(ours, ids, **options)
+    assert torch.equal(found[:, : expected.shape[1]], expected)
+    assert found.shape == expected.shape

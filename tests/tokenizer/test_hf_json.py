@@ -1,0 +1,453 @@
+"""Files and libraries: what we write is read by others, what others write is read or refused."""
+
+import base64
+import json
+import random
+from pathlib import Path
+
+import pytest
+from tokenizer_texts import END, NATURAL, trained
+from tokenizers import (
+    AddedToken,
+    Regex,
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+    trainers,
+)
+from transformers import PreTrainedTokenizerFast
+from transformers.convert_slow_tokenizer import TikTokenConverter
+
+from minillm.tokenizer.bpe import BPETokenizer
+from minillm.tokenizer.hf_json import DIGEST, spell, unspell
+from minillm.tokenizer.pretokenizer import GPT2_PATTERN, GPT4_PATTERN, QWEN2_PATTERN
+
+TEXTS = [*NATURAL.values(), "", " ", "\n\n  a", "zqzqzq", "e\u0301"]
+CHATML = (
+    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] | trim }}<|im_end|>\n"
+    "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return trained(GPT4_PATTERN)
+
+
+def split_by(pattern):
+    level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    return pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(pattern), "isolated"), level])
+
+
+def byte_level(pre_tokenizer, special=(), vocab_size=600):
+    """A tokenizer that Hugging Face's library trained."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizer, decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=list(special),
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(list(NATURAL.values()) * 2, trainer)
+    return tokenizer
+
+
+@pytest.mark.parametrize("pattern", [GPT2_PATTERN, GPT4_PATTERN, QWEN2_PATTERN])
+@pytest.mark.parametrize(
+    "options", [{}, {"normalizer": "NFC"}, {"bos_token": END, "add_bos": True}]
+)
+def test_what_we_save_is_read_by_three(pattern, options, tmp_path):
+    trained_one = trained(pattern)
+    ours = BPETokenizer(trained_one.ranks, pattern, trained_one.special_tokens, **options)
+    ours.save(tmp_path / "new" / "folder")
+    again = BPETokenizer.load(tmp_path / "new" / "folder")
+    theirs = Tokenizer.from_file(str(tmp_path / "new" / "folder" / "tokenizer.json"))
+    fast = PreTrainedTokenizerFast.from_pretrained(tmp_path / "new" / "folder")
+    for text in [*TEXTS, f"a{END}b"]:
+        ids = ours.encode(text, allowed_special="all")
+        assert ids == again.encode(text, allowed_special="all")
+        assert ids == theirs.encode(text).ids == fast.encode(text) == ours.to_hf().encode(text).ids
+        assert ours.decode(ids) == theirs.decode(ids, skip_special_tokens=False)
+    assert (fast.eos_token, fast.pad_token) == (again.eos_token, again.pad_token) == (END, END)
+    assert [p.name for p in (tmp_path / "new" / "folder").iterdir() if p.name.startswith(".")] == []
+
+
+places = {"first": (0, 1), "with a gap": (700, 708), "last": (699, 700), "in between": (700, 300)}
+
+
+@pytest.mark.parametrize(("end", "pad"), places.values(), ids=places)
+def test_others_read_the_ids_of_special_tokens_wherever_they_lie(tokenizer, end, pad, tmp_path):
+    special = {END: end, "<|pad|>": pad}
+    free = [i for i in range(len(tokenizer.ranks) + 2) if i not in (end, pad)]
+    ranks = {token: free[i] for token, i in tokenizer.ranks.items()}
+    ours = BPETokenizer(ranks, GPT4_PATTERN, special)
+    ours.save(tmp_path)
+    theirs = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    fast, again = PreTrainedTokenizerFast.from_pretrained(tmp_path), BPETokenizer.load(tmp_path)
+    assert (again.ranks, again.special_tokens) == (ranks, special)
+    for text in [*TEXTS, f"the cat{END}sat<|pad|>{END}"]:
+        ids = ours.encode(text, allowed_special="all")
+        assert ids == theirs.encode(text).ids == fast.encode(text) == ours.to_hf().encode(text).ids
+        assert ids == again.encode(text, allowed_special="all")
+        assert ours.decode(ids) == theirs.decode(ids, skip_special_tokens=False)
+    assert (
+        fast.convert_tokens_to_ids([*special]) == [*map(theirs.token_to_id, special)] == [end, pad]
+    )
+    before = (tmp_path / "tokenizer.json").read_bytes()
+    again.save(tmp_path)
+    assert (tmp_path / "tokenizer.json").read_bytes() == before
+
+
+def test_special_tokens_that_a_trainer_put_first_stay_there(tmp_path):
+    theirs = byte_level(split_by(GPT4_PATTERN), [END, "<|pad|>"])
+    theirs.save(str(tmp_path / "tokenizer.json"))
+    ours = BPETokenizer.load(tmp_path)
+    assert ours.special_tokens == {END: 0, "<|pad|>": 1}
+    ours.save(tmp_path)
+    again = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    text = f"the cat<|pad|>sat{END}"
+    assert again.encode(text).ids == theirs.encode(text).ids
+    assert again.get_vocab() == theirs.get_vocab()
+
+
+@pytest.mark.parametrize("name", ["a", "Ġ", "é"])  # "é" is how the file spells the byte 0xE9
+def test_a_special_token_that_a_file_cannot_tell_apart_is_not_saved(tokenizer, name, tmp_path):
+    alike = BPETokenizer(tokenizer.ranks, GPT4_PATTERN, {name: 900})
+    with pytest.raises(ValueError, match=f"cannot tell .* '{name}'"):
+        alike.save(tmp_path)
+    assert [*tmp_path.iterdir()] == []
+    with pytest.raises(ValueError, match=f"cannot tell .* '{name}'"):
+        alike.to_hf()
+
+
+def test_a_file_of_gpt2s_kind(tmp_path):
+    theirs = byte_level(pre_tokenizers.ByteLevel(add_prefix_space=False), [END])
+    theirs.post_processor = processors.ByteLevel(trim_offsets=False)
+    theirs.save(str(tmp_path / "tokenizer.json"))
+    content = json.loads((tmp_path / "tokenizer.json").read_text())
+    del content["model"]["type"]  # GPT-2's own file is older than this key,
+    content["model"]["merges"] = [" ".join(m) for m in content["model"]["merges"]]  # and pairs
+    content["model"] |= {"continuing_subword_prefix": "", "end_of_word_suffix": "", "unk_token": ""}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+    config = {"bos_token": END, "eos_token": {"content": END}, "unk_token": END}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    ours = BPETokenizer.load(tmp_path)
+    assert ours.pattern == GPT2_PATTERN and ours.eos_token == ours.bos_token == END
+    for text in [*TEXTS, f"a{END}b"]:
+        assert ours.encode(text, allowed_special="all") == theirs.encode(text).ids
+
+
+def write_ranks(path, ranks):
+    lines = [base64.b64encode(token) + b" %d\n" % i for token, i in ranks.items()]
+    path.write_bytes(b"".join(lines))
+
+
+def test_a_file_of_llama3s_kind_with_words_that_no_merge_makes(tokenizer, tmp_path):
+    ranks = {**tokenizer.ranks, b"zqzqzq": 699}
+    write_ranks(tmp_path / "tokenizer.model", ranks)
+    names = ["<|begin_of_text|>", "<|end_of_text|>"]
+    converter = TikTokenConverter(
+        str(tmp_path / "tokenizer.model"), GPT4_PATTERN, extra_special_tokens=names
+    )
+    theirs = converter.converted()
+    template = processors.TemplateProcessing(
+        single=f"{names[0]} $A", pair=f"{names[0]} $A {names[0]}:1 $B:1",
+        special_tokens=[(names[0], theirs.token_to_id(names[0]))],
+    )  # fmt: skip
+    level = processors.ByteLevel(trim_offsets=False)
+    theirs.post_processor = processors.Sequence([level, template])
+    theirs.save(str(tmp_path / "tokenizer.json"))
+    assert json.loads((tmp_path / "tokenizer.json").read_text())["model"]["ignore_merges"]
+    ours = BPETokenizer.load(tmp_path)
+    assert ours.add_bos and ours.bos_token == names[0] and ours.eos_token == names[1]
+    for text in [*TEXTS, "zqzqzq a zqzqzqz", f"a{names[1]}b"]:
+        assert ours.encode(text, allowed_special="all") == theirs.encode(text).ids
+    ours.save(tmp_path / "again")
+    again = Tokenizer.from_file(str(tmp_path / "again" / "tokenizer.json"))
+    for text in [*TEXTS, "zqzqzq a zqzqzqz"]:
+        assert again.encode(text).ids == ours.encode(text)
+    content = json.loads((tmp_path / "tokenizer.json").read_text())
+    content["model"]["ignore_merges"] = False
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+    with pytest.raises(ValueError, match=r"zqzqzq.*ignore_merges"):
+        BPETokenizer.load(tmp_path)
+
+
+def test_a_file_of_qwen2s_kind(tmp_path):
+    theirs = byte_level(split_by(QWEN2_PATTERN))
+    theirs.normalizer = normalizers.NFC()
+    theirs.add_special_tokens(["<|endoftext|>", "<|im_start|>", "<|im_end|>"])
+    theirs.add_tokens([AddedToken("<tool_call>", special=False, normalized=False)])
+    theirs.save(str(tmp_path / "tokenizer.json"))
+    config = {"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>", "bos_token": None}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({**config, "chat_template": CHATML}))
+    ours = BPETokenizer.load(tmp_path)
+    assert (ours.normalizer, ours.eos_token, ours.pad_token) == (
+        "NFC",
+        "<|im_end|>",
+        "<|endoftext|>",
+    )
+    for text in [*TEXTS, "a<tool_call>e\u0301<|im_end|>"]:
+        assert ours.encode(text, allowed_special="all") == theirs.encode(text).ids
+    fast = PreTrainedTokenizerFast.from_pretrained(tmp_path)
+    messages = [
+        {"role": "system", "content": "Be brief. "},
+        {"role": "user", "content": "猫在哪儿？\n\n"},
+    ]
+    for prompt in (True, False):
+        expected = fast.apply_chat_template(
+            messages, add_generation_prompt=prompt, tokenize=True, return_dict=False
+        )
+        assert ours.apply_chat_template(messages, add_generation_prompt=prompt) == expected
+    ours.save(tmp_path / "again")
+    again = BPETokenizer.load(tmp_path / "again")
+    assert again.apply_chat_template(messages) == ours.apply_chat_template(messages)
+
+
+@pytest.fixture
+def thinking(tmp_path):
+    """A folder of Qwen 3's kind: some of the tokens that it adds are not special."""
+    theirs = byte_level(split_by(QWEN2_PATTERN))
+    theirs.normalizer = normalizers.NFC()
+    theirs.add_special_tokens(["<|endoftext|>", "<|im_start|>", "<|im_end|>"])
+    names = ["<think>", "</think>", "end|>", "<stop>", "<|user|>"]
+    theirs.add_tokens([AddedToken(name, special=False, normalized=False) for name in names])
+    theirs.save(str(tmp_path / "tokenizer.json"))
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", "chat_template": CHATML}
+    kind = {"__type": "AddedToken", "special": True, "normalized": False}
+    config |= {"eos_token": {**kind, "content": "<stop>"}, "pad_token": "<|endoftext|>"}
+    config["additional_special_tokens"] = ["<|im_end|>", {**kind, "content": "<|user|>"}]
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    return tmp_path
+
+
+def test_tokens_that_are_added_but_not_special_may_stand_in_any_text(thinking):
+    ours, fast = BPETokenizer.load(thinking), PreTrainedTokenizerFast.from_pretrained(thinking)
+    assert ours.added_tokens == {"<think>": 603, "</think>": 604, "end|>": 605}
+    for text in ("the <think>", "</think>e\u0301<think><thin", "an end|>"):
+        ids = fast.encode(text)
+        assert ours.encode(text) == ours.encode_ordinary(text) == [*ours.encode_iterable([text])]
+        assert ours.encode(text) == ids and ours.decode(ids) == fast.decode(ids)
+    text = "<think>a<|im_end|>b<|im_start|></think>"  # "end|>" is a part of a special token here
+    with pytest.raises(ValueError, match=r"the special token '<\|im_end\|>'"):
+        ours.encode(text, allowed_special=["<|im_start|>"])
+    assert ours.encode(text, allowed_special="all") == fast.encode(text)
+    assert ours.encode_ordinary(text) == fast.encode(text, split_special_tokens=True)
+    messages = [
+        {"role": "user", "content": "the cat"},
+        {"role": "assistant", "content": "<think>rat</think>mat"},
+    ]
+    expected = fast.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+    assert ours.apply_chat_template(messages) == expected and 603 in expected
+
+
+def test_tokens_that_are_named_in_the_config_are_special(thinking):
+    ours, fast = BPETokenizer.load(thinking), PreTrainedTokenizerFast.from_pretrained(thinking)
+    assert {"<stop>", "<|user|>"} <= ours.special_tokens.keys()
+    assert {*ours.special_tokens} == {*fast.all_special_tokens, "<|im_start|>"}
+    assert ours.eos_token_id == 606
+    for name in ("<stop>", "<|user|>"):
+        with pytest.raises(ValueError, match="spells the special token"):
+            ours.apply_chat_template([{"role": "user", "content": name}])
+
+
+def test_saving_says_which_added_tokens_are_special(thinking):
+    ours = BPETokenizer.load(thinking)
+    ours.save(thinking / "again")
+    again = BPETokenizer.load(thinking / "again")
+    assert (again.special_tokens, again.added_tokens) == (ours.special_tokens, ours.added_tokens)
+    text = "<think>rat</think>mat<|im_end|>"
+    for folder in (thinking, thinking / "again"):
+        fast = PreTrainedTokenizerFast.from_pretrained(folder)
+        ids = fast.encode(text)
+        assert ids == ours.encode(text, allowed_special="all")
+        assert fast.decode(ids, skip_special_tokens=True) == "<think>rat</think>mat"
+
+
+def test_an_older_chat_template_does_not_outlive_a_save(tokenizer, tmp_path):
+    (tmp_path / "chat_template.jinja").write_text("OLD")
+    options = {"special_tokens": tokenizer.special_tokens, "chat_template": "NEW"}
+    BPETokenizer(tokenizer.ranks, GPT4_PATTERN, **options).save(tmp_path)
+    assert BPETokenizer.load(tmp_path).chat_template == "NEW"
+    assert PreTrainedTokenizerFast.from_pretrained(tmp_path).chat_template == "NEW"
+
+
+def test_of_named_templates_the_default_is_taken(tokenizer, tmp_path):
+    tokenizer.save(tmp_path)
+    path = tmp_path / "tokenizer_config.json"
+    config = json.loads(path.read_text())
+
+    def load(names):
+        named = [{"name": name, "template": name + "!"} for name in names]
+        path.write_text(json.dumps({**config, "chat_template": named}))
+        return BPETokenizer.load(tmp_path)
+
+    ours = load(["tool_use", "default"])
+    assert ours.decode(ours.apply_chat_template([])) == "default!"
+    with pytest.raises(ValueError, match=r"tokenizer\.json: no chat template is called 'default'"):
+        load(["tool_use"])
+    (tmp_path / "chat_template.jinja").write_text("beside")
+    assert load(["tool_use"]).chat_template == "beside"
+
+
+def test_chat_templates_are_fenced_in(tokenizer):
+    def chat(template, content="hello", names=("<|im_start|>", "<|im_end|>")):
+        special = {name: 800 + i for i, name in enumerate(names)}
+        made = BPETokenizer(tokenizer.ranks, GPT4_PATTERN, special, chat_template=template)
+        return made.apply_chat_template([{"role": "user", "content": content}])
+
+    assert chat(CHATML)[0] == 800
+    with pytest.raises(ValueError, match=r"spells the special token '<\|im_end\|>'"):
+        chat(CHATML, "hello<|im_end|>\n")
+    with pytest.raises(ValueError, match=r"<\|im_end\|>"):
+        chat(CHATML, [{"type": "text", "text": "<|im_end|>"}])
+    with pytest.raises(ValueError, match="refuses these messages: no users"):
+        chat("{{ raise_exception('no users') }}")
+    with pytest.raises(ValueError, match="refuses"):
+        chat("{{ messages.__class__.__mro__[1].__subclasses__() }}")
+    with pytest.raises(ValueError, match="without a chat template"):
+        chat(None)
+
+
+def edits(content):
+    """Changes to a file's content, each with a word of the error that it must raise."""
+    model, pre = content["model"], content["pre_tokenizer"]
+    split, level = pre["pretokenizers"]
+    return {
+        "Unigram": lambda: model.update(type="Unigram"),
+        "dropout": lambda: model.update(dropout=0.1),
+        "byte_fallback": lambda: model.update(byte_fallback=True),
+        "end_of_word_suffix": lambda: model.update(end_of_word_suffix="</w>"),
+        "continuing_subword_prefix": lambda: model.update(continuing_subword_prefix="##"),
+        "truncation": lambda: content.update(truncation={"max_length": 5}),
+        "padding": lambda: content.update(padding={"strategy": "BatchLongest"}),
+        "normalizer 'NFKC'": lambda: content.update(normalizer={"type": "NFKC"}),
+        "decoder 'Metaspace'": lambda: content.update(decoder={"type": "Metaspace"}),
+        "'Metaspace'": lambda: content.update(pre_tokenizer={"type": "Metaspace"}),
+        "pre_tokenizer \\[None\\]": lambda: content.update(pre_tokenizer=None),
+        "'Split', 'Split'": lambda: pre.update(pretokenizers=[split, split, level]),
+        "add_prefix_space": lambda: level.update(add_prefix_space=True),
+        "its own regex": lambda: level.update(use_regex=True),
+        "Contiguous": lambda: split.update(behavior="Contiguous"),
+        "not a regular expression": lambda: split.update(pattern={"Regex": "("}),
+        "'RobertaProcessing'": lambda: content.update(post_processor={"type": "RobertaProcessing"}),
+        "more than one begin": lambda: content.update(
+            post_processor={
+                "type": "TemplateProcessing",
+                "single": [{"Sequence": {"id": "A"}}, {"SpecialToken": {"id": END}}],
+            }
+        ),
+        "lstrip": lambda: content["added_tokens"][0].update(lstrip=True),
+        "no byte-level": lambda: model["vocab"].update({"▁the": 900}),
+        "256 bytes": lambda: model["vocab"].pop("!"),
+        "not in the vocabulary": lambda: model["merges"].append(["q", "q"]),
+        "order of ids": lambda: model["merges"].reverse(),
+        "not listed|no merge makes": lambda: model["merges"].pop(7),
+        "id 3 as added, 699 as ordinary": lambda: content["added_tokens"][0].update(id=3),
+        "share the id": lambda: (
+            content["added_tokens"][0].update(id=3),
+            model["vocab"].update({END: 3}),
+        ),
+        "KeyError": lambda: content.pop("model"),
+    }
+
+
+@pytest.mark.parametrize(
+    "message", edits({"model": {}, "pre_tokenizer": {"pretokenizers": [0, 0]}})
+)
+def test_features_we_lack_and_files_that_contradict_themselves_are_refused(
+    tokenizer, tmp_path, message
+):
+    tokenizer.save(tmp_path)
+    path = tmp_path / "tokenizer.json"
+    content = json.loads(path.read_text())
+    del content["model"][DIGEST]
+    path.write_text(json.dumps(content))
+    assert BPETokenizer.load(path).ranks == tokenizer.ranks
+    edits(content)[message]()
+    path.write_text(json.dumps(content))
+    with pytest.raises(ValueError, match=message):
+        BPETokenizer.load(path)
+
+
+def test_a_file_cut_off_anywhere_is_an_error(tokenizer, tmp_path):
+    tokenizer.save(tmp_path)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        whole = (tmp_path / name).read_bytes()
+        for length in range(0, len(whole), max(1, len(whole) // 50)):
+            (tmp_path / name).write_bytes(whole[:length])
+            with pytest.raises(ValueError, match=f"{name}: damaged or cut off"):
+                BPETokenizer.load(tmp_path)
+        (tmp_path / name).write_bytes(whole)
+
+
+def test_an_edited_file_is_an_error(tokenizer, tmp_path):
+    tokenizer.save(tmp_path)
+    path = tmp_path / "tokenizer.json"
+    whole = path.read_text(encoding="utf-8")
+    rng = random.Random(0)
+    alnum = [i for i, character in enumerate(whole) if character.isalnum()]
+    for i in rng.sample(alnum, 200):
+        other = rng.choice([c for c in "0123456789ab" if c != whole[i]])
+        path.write_text(whole[:i] + other + whole[i + 1 :], encoding="utf-8")
+        with pytest.raises(ValueError, match=r"tokenizer\.json"):
+            BPETokenizer.load(tmp_path)
+
+
+def test_a_failed_save_leaves_what_was_there(tokenizer, tmp_path, monkeypatch):
+    tokenizer.save(tmp_path)
+    before = {p.name: p.read_bytes() for p in tmp_path.iterdir()}
+    monkeypatch.setattr("os.fsync", lambda *_: (_ for _ in ()).throw(OSError("disk full")))
+    with pytest.raises(OSError, match="disk full"):
+        tokenizer.prune([])[0].save(tmp_path)
+    assert {p.name: p.read_bytes() for p in tmp_path.iterdir()} == before
+
+
+def test_missing_files_say_so(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"tokenizer\.json"):
+        BPETokenizer.load(tmp_path)
+
+
+def test_tiktoken_files_are_read_and_damage_is_named(tokenizer, tmp_path):
+    path = tmp_path / "ranks.tiktoken"
+    write_ranks(path, tokenizer.ranks)
+    special = tokenizer.special_tokens
+    again = BPETokenizer.from_tiktoken_file(path, pattern=GPT4_PATTERN, special_tokens=special)
+    assert (again.ranks, again.special_tokens) == (tokenizer.ranks, special)
+    lines = path.read_bytes().splitlines(keepends=True)
+    for i, damaged in {
+        3: b"IQ==\n",
+        4: b"I!Q= 4\n",
+        5: lines[5].replace(b"5", b"3"),
+        6: lines[2].split()[0] + b" 6\n",
+        698: lines[698][:-2],
+    }.items():
+        path.write_bytes(b"".join([*lines[:i], damaged, *lines[i + 1 :]]))
+        with pytest.raises(ValueError, match=f"line {i + 1}"):
+            BPETokenizer.from_tiktoken_file(path)
+    path.write_bytes(b"".join(lines[:100]))
+    with pytest.raises(ValueError, match="156 of the 256 bytes"):
+        BPETokenizer.from_tiktoken_file(path)
+
+
+def test_spelling_is_hugging_faces():
+    assert spell(b" the\n") == "ĠtheĊ"
+    assert sorted(spell(bytes([i])) for i in range(256)) == sorted(
+        pre_tokenizers.ByteLevel.alphabet()
+    )
+    assert all(unspell(spell(bytes([i]))) == bytes([i]) for i in range(256))
+
+
+def test_normalizers_are_not_handed_to_tiktoken(tokenizer):
+    with pytest.raises(ValueError, match="NFC"):
+        BPETokenizer(tokenizer.ranks, GPT4_PATTERN, normalizer="NFC").to_tiktoken()
+
+
+def test_the_name_of_the_file_is_in_the_error(tmp_path):
+    Path(tmp_path / "tokenizer.json").write_text("[]")
+    with pytest.raises(ValueError, match=r"tokenizer\.json: not a tokenizer file: list"):
+        BPETokenizer.load(tmp_path)
