@@ -11,9 +11,10 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
+if TYPE_CHECKING:
+    import torch
 
 __all__ = ["pick_device", "read_json", "replacing", "write_json"]
 
@@ -60,6 +61,8 @@ def write_json(path: Path, data: Mapping[str, Any]) -> None:
 
 def pick_device() -> torch.device:
     """The best device of this machine, unless the environment variable MINILLM_DEVICE names one."""
+    import torch
+
     if name := os.environ.get("MINILLM_DEVICE"):
         return torch.device(name)
     if torch.cuda.is_available():
