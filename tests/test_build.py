@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tools"))
@@ -603,11 +605,268 @@ def test_sync_notices_an_unsaved_cell_of_a_class(shapes, monkeypatch, capsys):
     saved = [text for _, text in SHAPES if text.startswith("#| export")]
     for edited in (2, 5, 7):
         unsaved = SHAPES[edited][1].replace("self.side", "self.edge").replace("##", "#")
-        shell = FakeShell(*saved, unsaved, SHAPES[2][1] if edited != 2 else SHAPES[7][1])
+        shell = FakeShell(*saved, unsaved, SHAPES[4][1])
         monkeypatch.setattr(build, "get_ipython", lambda shell=shell: shell, raising=False)
         build.sync("01_toy.ipynb")
         assert "unsaved edits: save the notebook" in capsys.readouterr().out
-    shell = FakeShell(*saved[:3], saved[2].replace("side", "edge"), *saved[2:])
+    stale = "#| export\nclass Square(Square):\n    def gone(self) -> None:\n        pass"
+    shell = FakeShell(*saved[:3], saved[2].replace("side", "edge"), stale, *saved)
     monkeypatch.setattr(build, "get_ipython", lambda: shell, raising=False)
     build.sync("01_toy.ipynb")
     assert "unsaved" not in capsys.readouterr().out
+
+
+def test_notebooks_stand_on_three_shelves(root, monkeypatch, capsys):
+    for folder in ("deeper", "beyond", "solutions", ".ipynb_checkpoints"):
+        (root / "notebooks" / folder).mkdir()
+        cells = [("code", f'#| export {folder.strip(".")}.page\n"""A page."""\n\nX = 1')]
+        write_notebook(root / "notebooks" / folder / "03_page.ipynb", cells)
+    (root / "notebooks" / "deeper" / ".ipynb_checkpoints").mkdir()
+    shutil.copy(
+        root / "notebooks" / "01_toy.ipynb", root / "notebooks" / "deeper" / ".ipynb_checkpoints"
+    )
+    assert build.build(root) == ["deeper.page", "beyond.page"]
+    module = root / "minillm" / "deeper" / "page.py"
+    text = module.read_text(encoding="utf-8")
+    assert "# Built from notebooks/deeper/03_page.ipynb: edit there, then make build." in text
+    edit(module, "X = 1", "X = 2")
+    assert "differs from notebooks/deeper/03_page.ipynb in X: " in build.drift(root)[0]
+    assert build.pull(root) == ["deeper/03_page.ipynb"]
+    assert build.drift(root) == []
+    monkeypatch.setattr(build, "ROOT", root)
+    build.sync("deeper/03_page.ipynb")
+    assert "minillm/deeper/page.py is what this notebook says" in capsys.readouterr().out
+    edit(root / "notebooks" / "deeper" / "03_page.ipynb", "X = 2", "Y = (")
+    with pytest.raises(build.BuildError, match=r"^deeper/03_page\.ipynb, cell 0, line 3"):
+        build.build(root)
+
+
+def test_build_and_pull_take_names(root):
+    (root / "notebooks" / "deeper").mkdir()
+    path = root / "notebooks" / "deeper" / "02_page.ipynb"
+    write_notebook(path, [("code", '#| export page\n"""A page."""\n\nX = 1')])
+    for name in ("02_page.ipynb", "deeper/02_page.ipynb", "notebooks/deeper/02_page.ipynb", path):
+        shutil.rmtree(root / "minillm")
+        assert build.build(root, [str(name)]) == ["page"]
+    assert build.build(root, ["01_toy.ipynb", "notebooks/01_toy.ipynb"]) == ["toy", "other"]
+    with pytest.raises(build.BuildError, match=r"no notebook deeper/01_toy\.ipynb"):
+        build.build(root, ["deeper/01_toy.ipynb"])
+    edit(root / "minillm" / "page.py", "X = 1", "X = 2")
+    assert build.pull(root, ["toy"]) == []
+    assert build.pull(root, ["minillm/page.py"]) == ["deeper/02_page.ipynb"]
+    with pytest.raises(build.BuildError, match=r"no notebook builds minillm/nn/page\.py"):
+        build.pull(root, ["nn.page"])
+
+
+COMMENTS = [
+    (
+        "code",
+        '#| export toy\n"""Toy."""\n\nimport cmath  # noqa: F401\n\n# roots\nimport math\n'
+        "from pathlib import (\n    Path,  # for paths\n    PurePath,\n)",
+    ),
+    ("code", "#| export toy\n# arrays\nimport array\n\nX = math.sqrt(4), Path, PurePath, array"),
+]
+
+
+@pytest.fixture
+def comments(root):
+    """The small repository, its imports with comments."""
+    write_notebook(root / "notebooks" / "01_toy.ipynb", COMMENTS)
+    (root / "minillm" / "other.py").unlink()
+    assert build.build(root) == ["toy"]
+    return root
+
+
+def test_build_carries_comments_of_imports(comments):
+    text = (comments / "minillm" / "toy.py").read_text(encoding="utf-8")
+    assert text == (
+        '"""Toy."""\n\n# Built from notebooks/01_toy.ipynb: edit there, then make build.\n\n'
+        "# arrays\nimport array\nimport cmath  # noqa: F401\n\n# roots\nimport math\n"
+        "from pathlib import (\n    Path,  # for paths\n    PurePath,\n)\n\n"
+        '__all__ = ["X"]\n\nX = math.sqrt(4), Path, PurePath, array\n'
+    )
+
+
+IMPORT_EDITS = {
+    "comment above": ("# roots\n", "# square roots\n", 0, "# square roots\nimport math"),
+    "comment above the first": ("# arrays\n", "# lists\n", 1, "# lists\nimport array"),
+    "no comment": ("# arrays\n", "", 1, "#| export toy\nimport array"),
+    "noqa": ("import cmath  # noqa: F401", "import cmath  # noqa", 0, "import cmath  # noqa\n"),
+    "inside": ("# for paths", "# for all paths", 0, "Path,  # for all paths"),
+    "new import with a comment": (
+        "import cmath",
+        "# new\nimport bisect  # noqa: F401\nimport cmath",
+        0,
+        "# new\nimport bisect  # noqa: F401",
+    ),
+    "import without its comment": ("import cmath  # noqa: F401\n", "", 0, "# roots\nimport math"),
+    "docstring with a comment above": ('"""Toy', '# Above.\n"""Toy', 0, '# Above.\n"""Toy."""'),
+}
+
+
+@pytest.mark.parametrize("name", IMPORT_EDITS)
+def test_pull_carries_comments_of_imports(comments, name):
+    old, new, cell, expected = IMPORT_EDITS[name]
+    module = comments / "minillm" / "toy.py"
+    edit(module, old, new)
+    wanted = module.read_text(encoding="utf-8")
+    build.pull(comments)
+    assert expected in source(comments, cell)
+    assert build.drift(comments) == []
+    assert module.read_text(encoding="utf-8").replace("\n\n", "\n") == wanted.replace("\n\n", "\n")
+
+
+NOT_CARRIED = {  # edits that no cell can hold: (text, replacement, line that is named)
+    "name in __all__": ('__all__ = ["X"]', '__all__ = ["X", "array"]', 16),
+    "no __all__": ('__all__ = ["X"]\n', "", 1),
+    "comment above __all__": ("__all__ =", "# names\n__all__ =", 16),
+    "import below": ("X = math", "import bisect\n\nX = math", 18),
+}
+
+
+@pytest.mark.parametrize("name", NOT_CARRIED)
+def test_pull_refuses_what_no_cell_can_hold(comments, name):
+    old, new, line = NOT_CARRIED[name]
+    module = comments / "minillm" / "toy.py"
+    edit(module, old, new)
+    wanted, before = module.read_text(encoding="utf-8"), source(comments, 0)
+    with pytest.raises(build.BuildError, match=rf"minillm/toy\.py, line {line}: "):
+        build.pull(comments)
+    assert (module.read_text(encoding="utf-8"), source(comments, 0)) == (wanted, before)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{\n "cells": [\n<<<<<<< HEAD\n', "line 3: <<<<<<< is left of a merge"),
+        ('{\n "cells": [],\n>>>>>>> theirs\n}', "line 3: >>>>>>> is left of a merge"),
+        ('{\n "cells": [\n,]}', "line 3: not JSON: Expecting value"),
+        ("", "line 1: not JSON: Expecting value"),
+        ("[" * 100_000, "not a notebook: nested too deeply"),
+        ("[1]", "line 1: not a notebook: no list of cells"),
+        ('{"worksheets": []}', "line 1: not a notebook: no list of cells"),
+        ('{"cells": [5]}', "cell 0: no cell of a notebook: 5"),
+        ('{"cells": [{"cell_type": "code"}]}', "cell 0: no cell of a notebook: {'cell_type'"),
+        ('{"cells": [{"cell_type": 1, "source": [""]}]}', "cell 0: no cell of a notebook"),
+        ('{"cells": [{"cell_type": "code", "source": [1]}]}', "cell 0: no cell of a notebook"),
+        (b'{"cells": "\xff"}', "not UTF-8 at byte 11"),
+    ],
+)
+def test_a_file_that_is_no_notebook_is_named(root, capsys, text, message):
+    data = text if isinstance(text, bytes) else text.encode()
+    (root / "notebooks" / "02_bad.ipynb").write_bytes(data)
+    for command in ("build", "pull", "check"):
+        assert build.main([command, "--root", str(root)]) == 1
+        error = capsys.readouterr().err
+        assert error.startswith("error: 02_bad.ipynb") and message in error
+
+
+def test_merge_marks_in_a_cell_and_in_a_module_are_named(root):
+    edit(root / "minillm" / "toy.py", "class Pair", "<<<<<<< HEAD\nclass Pair")
+    for command in (build.drift, build.pull):
+        with pytest.raises(build.BuildError, match=r"minillm/toy\.py, line 23: .*'<<<<<<< HEAD'"):
+            command(root)
+    edit(root / "notebooks" / "01_toy.ipynb", "class Pair", "<<<<<<< HEAD\\nclass Pair")
+    for command in (build.drift, build.pull, build.build):
+        with pytest.raises(build.BuildError, match=r"cell 4, line 7: .*'<<<<<<< HEAD'"):
+            command(root)
+
+
+def test_a_trailing_comment_is_refused_where_pull_would_lose_its_place(root):
+    edit(root / "notebooks" / "01_toy.ipynb", "return a + b", "return a + b\\n# adds")
+    with pytest.raises(build.BuildError, match=r"cell 2: a comment after the last.*'# adds'"):
+        build.build(root)
+
+
+def test_check_names_what_differs(shapes):
+    module = shapes / "minillm" / "nn" / "shapes.py"
+    edit(module, "cls(x)", "cls(2 * x)")
+    assert "01_toy.ipynb in Square.unit: " in build.drift(shapes)[0]
+    for old, new in [("SIDE = 2", "SIDE = 3"), ("sides:", "edges:"), ("2 * x", "3 * x")]:
+        edit(module, old, new)
+    assert "01_toy.ipynb in SIDE, Square.sides, Square.unit, ...: " in build.drift(shapes)[0]
+
+
+def test_files_are_written_as_on_any_system(root, monkeypatch):
+    """Encodings are named, line ends are the same, nothing is called that Windows lacks."""
+    strict = [sys.executable, "-X", "warn_default_encoding", "-W", "error::EncodingWarning"]
+    edit(root / "notebooks" / "01_toy.ipynb", "The sum.", "The sum: 和.")
+    script = "import os, runpy, sys; del os.fork, os.fchmod, os.getuid; sys.path.pop(0)\n"
+    script += "sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')"
+    tool, where = str(ROOT / "tools" / "build.py"), ["--root", str(root)]
+    command = [*strict, "-c", script, tool, "build", *where]
+    done = subprocess.run(command, capture_output=True, encoding="utf-8")
+    assert done.returncode == 0 and done.stdout == "build: toy\n", done.stderr
+    text = (root / "minillm" / "toy.py").read_bytes()
+    assert "The sum: 和.".encode() in text and b"\r" not in text
+    check = [*strict, tool, "check", *where]
+    assert subprocess.run(check, capture_output=True).returncode == 0
+    edit(root / "notebooks" / "01_toy.ipynb", "和", "差")
+
+    def in_use(*paths: object) -> None:
+        raise PermissionError(13, "The process cannot access the file")
+
+    monkeypatch.setattr(os, "replace", in_use)
+    with pytest.raises(build.BuildError, match=r"toy\.py could not be written: .*cannot access"):
+        build.build(root)
+    assert (root / "minillm" / "toy.py").read_bytes() == text
+    assert {p.name for p in (root / "minillm").iterdir()} == {"toy.py", "other.py"}
+
+
+NAMES = ["alpha", "beta", "gamma", "delta", "epsilon", "zeta"]
+BODIES = [
+    "    def {name}(self, x: int = {n}) -> int:\n        return x + {n}",
+    "    # Comment above {name}.\n    @property\n    def {name}(self) -> int:\n        return {n}",
+    "    {name} = {n}",
+    "    {name}: int = {n}  # a number",
+    "    @staticmethod\n    def {name}() -> str:\n"
+    '        return """\n{n}\n\n    # no comment\nclass A(A):\n"""',
+    "    def {name}(self) -> object:\n        class Inner:\n            n = {n}\n\n"
+    "        def inner() -> type:\n            return Inner\n\n        return inner",
+    "    async def {name}(self) -> None:\n        pass\n        # ends with {n}",
+    "    @property\n    def {name}(self) -> int:\n        return 1\n\n"
+    "    @{name}.setter\n    def {name}(self, value: int) -> None:\n        self.n = value",
+]
+member = st.tuples(st.integers(0, len(BODIES) - 1), st.integers(0, 9))
+members = st.dictionaries(st.sampled_from(NAMES), member, min_size=1, max_size=5)
+
+
+def bodies(chosen: dict[str, tuple[int, int]]) -> list[str]:
+    return [BODIES[kind].format(name=name, n=n) for name, (kind, n) in chosen.items()]
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@given(before=members, after=members, cuts=st.lists(st.booleans(), min_size=5, max_size=5))
+def test_any_class_cut_anywhere_comes_back_as_it_was_edited(tmp_path_factory, before, after, cuts):
+    """Build is the whole class; after any edit of the module, pull makes cells that build it."""
+    root = tmp_path_factory.mktemp("round")
+    (root / "notebooks").mkdir()
+    shutil.copy(ROOT / "pyproject.toml", root)
+    cells = [("code", '#| export nn.a\n"""A."""'), ("code", "#| export nn.a\nclass A:\n")]
+    cells[1] = ("code", '#| export nn.a\nclass A:\n    """Doc."""\n\n')
+    for new_cell, text in zip(cuts, bodies(before), strict=False):
+        if new_cell:
+            cells += [("markdown", "More."), ("code", "#| export nn.a\nclass A(A):\n")]
+        cells[-1] = ("code", cells[-1][1] + text + "\n\n")
+    cells.append(("code", "#| export nn.a\nB = A"))
+    write_notebook(root / "notebooks" / "01_toy.ipynb", cells)
+
+    def whole(texts: list[str]) -> str:
+        head = '"""A."""\n\n' + build.HEADER.format("01_toy.ipynb")
+        head += '\n\n__all__ = ["A", "B"]\n\nclass A:\n    """Doc."""\n\n'
+        return build.ruff(head + "\n\n".join(texts) + "\n\nB = A\n", "nn.a", root)
+
+    def lines(text: str) -> list[str]:  # blank lines between attributes are not told apart
+        return [line for line in text.splitlines() if line]
+
+    build.build(root)
+    module = root / "minillm" / "nn" / "a.py"
+    assert lines(module.read_text(encoding="utf-8")) == lines(whole(bodies(before)))
+    module.write_text(whole(bodies(after)), encoding="utf-8")
+    build.pull(root)
+    assert lines(module.read_text(encoding="utf-8")) == lines(whole(bodies(after)))
+    assert build.drift(root) == [] and build.pull(root) == [] and build.build(root) == []
+    namespace: dict = {}
+    for i in range(1, len(cells)):
+        exec(source(root, i) if cells[i][0] == "code" else "", namespace)
+    assert set(after) <= set(dir(namespace["A"]))

@@ -12,6 +12,11 @@ from the public names, and from names passed on with `from a import b as b`.
 A later cell may reopen a class: `class Decoder(Decoder):` adds methods and attributes. That is live
 Python in the notebook; the module gets one class, the bodies in the notebook's order, at the place
 of the first. Only what means the same in both is allowed: see REOPENING.
+
+`pull` carries definitions (a member of a reopened class into the cell that owns it), loose
+statements, the module's docstring, imports, and the comments above or on each of these. `__all__`,
+the line "Built from" and blank lines are made by `build`. Any other edit, such as one of `__all__`
+or a comment above it, is refused with its line, and the notebook stays as it was.
 """
 
 from __future__ import annotations
@@ -23,7 +28,6 @@ import os
 import re
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from difflib import SequenceMatcher
@@ -32,6 +36,7 @@ from pathlib import Path
 from typing import NoReturn
 
 ROOT = Path(__file__).resolve().parents[1]
+SHELVES = ("", "deeper/", "beyond/")  # folders of notebooks that are sources
 MARK = re.compile(r"#\|\s*(default_exp|export)(?:[ \t]+(\w+(?:\.\w+)*))?[ \t]*$")
 HEADER = "# Built from notebooks/{}: edit there, then make build."
 HEADER_RE = re.compile(r"^# Built from notebooks/(.+?): edit there, then make build\.$", re.M)
@@ -76,6 +81,8 @@ class Segment:
     @property
     def key(self) -> str:
         node = self.node
+        if self.is_docstring:
+            return "docstring"
         if isinstance(node, (*FUNCTIONS, ast.ClassDef)):
             return node.name
         if isinstance(node, (ast.Assign, ast.AnnAssign)):
@@ -162,12 +169,43 @@ def open_class(segment: Segment) -> tuple[str, list[Segment], str]:
     return "\n".join(lines[:end]), members, rest
 
 
+def read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise BuildError(f"{path.name}: not UTF-8 at byte {error.start}") from None
+
+
+def load(path: Path, name: str) -> dict:
+    """What a notebook file holds. Raises: BuildError with the line if it is none."""
+    text = read(path)
+    if mark := re.search(r"^(<<<<<<<|=======|>>>>>>>)", text, re.M):
+        line = text[: mark.start()].count("\n") + 1
+        raise BuildError(f"{name}, line {line}: {mark[0]} is left of a merge: settle it first")
+    try:
+        data = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise BuildError(f"{name}, line {error.lineno}: not JSON: {error.msg}") from None
+    except RecursionError:
+        raise BuildError(f"{name}: not a notebook: nested too deeply") from None
+    cells = data.get("cells") if isinstance(data, dict) else None
+    if not isinstance(cells, list):
+        raise BuildError(f"{name}, line 1: not a notebook: no list of cells")
+    for i, cell in enumerate(cells):
+        try:
+            "".join(cell["source"]) + cell["cell_type"]
+        except (TypeError, KeyError):
+            raise BuildError(f"{name}, cell {i}: no cell of a notebook: {cell!r:.60}") from None
+    return data
+
+
 class Notebook:
     """A notebook file and, per module, the marked cells in order."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.data = json.loads(path.read_text(encoding="utf-8"))
+    def __init__(self, root: Path, name: str) -> None:
+        self.name = name  # under notebooks/, as in `deeper/03_flash_attention.ipynb`
+        self.path = root / "notebooks" / name
+        self.data = load(self.path, name)
         self.default: str | None = None
         self.marked: dict[str, list[int]] = {}
         for i, cell in enumerate(self.data["cells"]):
@@ -178,9 +216,7 @@ class Notebook:
             elif mark:
                 module = mark[2] or self.default
                 if module is None:
-                    raise BuildError(
-                        f"{path.name}, cell {i}: '#| export' before any '#| default_exp'"
-                    )
+                    raise BuildError(f"{name}, cell {i}: '#| export' before any '#| default_exp'")
                 self.marked.setdefault(module, []).append(i)
 
     def source(self, i: int) -> tuple[str, str]:
@@ -191,7 +227,7 @@ class Notebook:
     def segments(self, module: str) -> list[Segment]:
         found = []
         for i in self.marked[module]:
-            found += split(self.source(i)[1], f"{self.path.name}, cell {i}", i)
+            found += split(self.source(i)[1], f"{self.name}, cell {i}", i)
         return found
 
     def classes(self, i: int) -> list[ast.ClassDef]:
@@ -249,7 +285,7 @@ def fold(notebook: Notebook, segments: list[Segment]) -> list[Segment]:
         if not segment.is_reopening:
             folded.append(segment)
             continue
-        where = f"{notebook.path.name}, cell {segment.cell}"
+        where = f"{notebook.name}, cell {segment.cell}"
         found = [i for i, s in enumerate(folded) if s.key == segment.key and is_class(s)]
         if not found:
             refuse(where, segment.key, "first")
@@ -359,14 +395,16 @@ def check_between(
 
 def write(path: Path, text: str) -> bool:
     """Replace `path` atomically, only when its content changes."""
-    if path.exists() and path.read_text(encoding="utf-8") == text:
+    if path.exists() and read(path) == text:
         return False
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    with os.fdopen(handle, "w", encoding="utf-8") as file:
-        file.write(text)
-    os.chmod(temporary, 0o644)
-    os.replace(temporary, path)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        temporary.write_text(text, encoding="utf-8", newline="\n")
+        os.replace(temporary, path)
+    except OSError as error:  # the disk is full; on Windows also: another program has `path` open
+        temporary.unlink(missing_ok=True)
+        raise BuildError(f"{path.name} could not be written: {error}") from None
     return True
 
 
@@ -396,7 +434,7 @@ def ruff(text: str, name: str, root: Path) -> str:
         ["format", "--quiet"],
     ):
         command = [find_ruff_bin(), *command, "--stdin-filename", shown(name), "-"]
-        done = subprocess.run(command, input=text, capture_output=True, text=True, cwd=root)
+        done = subprocess.run(command, input=text, capture_output=True, encoding="utf-8", cwd=root)
         if done.returncode:
             raise BuildError(f"ruff could not format {name}: {done.stderr.strip()}")
         text = done.stdout
@@ -406,14 +444,16 @@ def ruff(text: str, name: str, root: Path) -> str:
 def render(notebook: Notebook, module: str, root: Path) -> str:
     """The text of `minillm/<module>.py` as the marked cells of `notebook` define it."""
     segments = notebook.segments(module)
-    where = f"{notebook.path.name}, cell {notebook.marked[module][0]}"
+    where = f"{notebook.name}, cell {notebook.marked[module][0]}"
     if not segments or not segments[0].is_docstring:
         raise BuildError(f"{where}: the first marked cell of {module} must open with its docstring")
-    imports = dict.fromkeys(ast.unparse(s.node) for s in segments if s.is_import)
+    imports = {s.text if "#" in s.text else ast.unparse(s.node) for s in segments if s.is_import}
+    # ruff sorts imports with the comments above them, but for the first one's
+    ordered = sorted(imports, key=lambda text: (text.startswith("#"), text))
     body = [s for s in fold(notebook, segments)[1:] if not s.is_import]
     names = dict.fromkeys(n for s in segments for n in public_names(s.node))
     exported = "__all__ = [" + ", ".join(f'"{n}"' for n in names) + "]"
-    parts = [segments[0].text, HEADER.format(notebook.path.name), "\n".join(imports), exported]
+    parts = [segments[0].text, HEADER.format(notebook.name), "\n".join(ordered), exported]
     return ruff("\n\n".join(parts + [s.whole for s in body]) + "\n", module, root)
 
 
@@ -433,7 +473,9 @@ def public_names(node: ast.stmt) -> list[str]:
 
 
 def notebooks(root: Path) -> list[Notebook]:
-    return [Notebook(path) for path in sorted((root / "notebooks").glob("*.ipynb"))]
+    folder = root / "notebooks"
+    found = [path for shelf in SHELVES for path in sorted((folder / shelf).glob("*.ipynb"))]
+    return [Notebook(root, path.relative_to(folder).as_posix()) for path in found]
 
 
 def owners(root: Path) -> dict[str, Notebook]:
@@ -442,7 +484,7 @@ def owners(root: Path) -> dict[str, Notebook]:
     for notebook in notebooks(root):
         for module in notebook.marked:
             if module in found:
-                both = f"{found[module].path.name} and {notebook.path.name}"
+                both = f"{found[module].name} and {notebook.name}"
                 raise BuildError(f"{shown(module)} is claimed by {both}")
             found[module] = notebook
     return found
@@ -450,14 +492,24 @@ def owners(root: Path) -> dict[str, Notebook]:
 
 def build(root: Path = ROOT, only: Iterable[str] = ()) -> list[str]:
     """Write the modules of all notebooks (or of those named); returns the modules that changed."""
-    only = {Path(name).name for name in only}
+    owned = owners(root)
+    chosen = list(owned)
+    if only:
+        chosen = [m for name in only for m, book in owned.items() if is_named(book, name)]
+    for name in only:
+        if not any(is_named(book, name) for book in owned.values()):
+            raise BuildError(f"no notebook {name} has marked cells")
     changed = []
-    for module, notebook in owners(root).items():
-        if not only or notebook.path.name in only:
-            text = render(notebook, module, root)
-            if write(module_path(root, module), text):
-                changed.append(module)
+    for module in dict.fromkeys(chosen):
+        if write(module_path(root, module), render(owned[module], module, root)):
+            changed.append(module)
     return changed
+
+
+def is_named(notebook: Notebook, name: str) -> bool:
+    """`03_rope.ipynb`, `notebooks/03_rope.ipynb`, `deeper/03_flash.ipynb` or the whole path."""
+    tail = Path(name).parts
+    return notebook.path.resolve().parts[-len(tail) :] == tail
 
 
 def drift(root: Path = ROOT) -> list[str]:
@@ -467,11 +519,14 @@ def drift(root: Path = ROOT) -> list[str]:
         path, text = module_path(root, module), render(notebook, module, root)
         if not path.exists():
             problems.append(f"{shown(module)} is missing: run make build")
-        elif path.read_text(encoding="utf-8") != text:
+        elif read(path) != text:
             mend = which_command(root, path, notebook.path, text)
-            problems.append(f"{shown(module)} differs from notebooks/{notebook.path.name}: {mend}")
+            names = differences(text, read(path), shown(module))
+            problems.append(
+                f"{shown(module)} differs from notebooks/{notebook.name}{names}: {mend}"
+            )
     for path in sorted((root / "minillm").rglob("*.py")):
-        header = HEADER_RE.search(path.read_text(encoding="utf-8"))
+        header = HEADER_RE.search(read(path))
         name = path.relative_to(root)
         if header and module_name(root, name) not in owned:
             problems.append(
@@ -482,50 +537,78 @@ def drift(root: Path = ROOT) -> list[str]:
 
 def which_command(root: Path, module: Path, notebook: Path, built: str) -> str:
     """Whose edit is newer? Ask git what was committed; without git, the clock."""
-    shown = subprocess.run(
-        ["git", "show", f"HEAD:./{module.relative_to(root).as_posix()}"],
-        cwd=root,
-        capture_output=True,
-        text=True,
-    )
-    if shown.returncode == 0 and shown.stdout == built:
+    committed = in_git(root, module)
+    if committed is None:
+        newer = module.stat().st_mtime > notebook.stat().st_mtime
+        edited = "module is newer, run make pull" if newer else "notebook is newer, run make build"
+        return f"the {edited}"
+    if committed == built:
         return "the module was edited, run make pull"
-    if shown.returncode == 0 and shown.stdout == module.read_text(encoding="utf-8"):
+    if committed == read(module):
         return "the notebook was edited, run make build"
-    if shown.returncode == 0:
-        return "both were edited: make pull keeps the module's edits, make build the notebook's"
-    newer = module.stat().st_mtime > notebook.stat().st_mtime
-    return (
-        "the module is newer, run make pull" if newer else "the notebook is newer, run make build"
-    )
+    return "both were edited: make pull keeps the module's edits, make build the notebook's"
+
+
+def in_git(root: Path, path: Path) -> str | None:
+    """The file as it was last committed; None without git, or before the first commit."""
+    command = ["git", "show", f"HEAD:./{path.relative_to(root).as_posix()}"]
+    try:
+        done = subprocess.run(command, cwd=root, capture_output=True, encoding="utf-8")
+    except OSError:
+        return None
+    return None if done.returncode else done.stdout
+
+
+def differences(built: str, text: str, where: str) -> str:
+    """Up to three names, `Class.method` among them, of what differs between two texts."""
+    ours, theirs = named_texts(built, where), named_texts(text, where)
+    names = [name for name in ours | theirs if ours.get(name) != theirs.get(name)]
+    shown_names = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
+    return f" in {shown_names}" if names else ""
+
+
+def named_texts(text: str, where: str) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for s in split(text, where):
+        head, members, rest = open_class(s) if is_class(s) else (s.text, [], "")
+        found[s.key] = found.get(s.key, "") + head + rest
+        for m in members:
+            name = f"{s.key}.{m.key}"
+            found[name] = found.get(name, "") + m.text
+    return found
 
 
 def pull(root: Path = ROOT, only: Iterable[str] = ()) -> list[str]:
     """Carry edits of minillm/*.py back into their cells; returns the notebooks that changed."""
-    only = {module_name(root, name) for name in only}
+    only, owned = {module_name(root, name) for name in only}, owners(root)
+    for module in only - set(owned):
+        raise BuildError(f"no notebook builds {shown(module)}")
     changed: dict[str, None] = {}
-    for module, notebook in owners(root).items():
+    for module, notebook in owned.items():
         path = module_path(root, module)
         if (only and module not in only) or not path.exists():
             continue
-        text = path.read_text(encoding="utf-8")
-        if text != render(notebook, module, root):
+        text = read(path)
+        built = render(notebook, module, root)
+        if text != built:
             pull_module(notebook, module, text, root)
+            again = render(notebook, module, root)
+            check_carried(notebook, module, built, text, again, root)
             notebook.save()
-            changed[notebook.path.name] = None
-            write(path, render(notebook, module, root))
+            changed[notebook.name] = None
+            write(path, again)
     return list(changed)
 
 
 def pull_module(notebook: Notebook, module: str, text: str, root: Path) -> None:
     """Rewrite the cells of `module` so that they say what `text` says."""
     split(text, shown(module))  # errors name the lines of the file
-    theirs = split(ruff(text, module, root), shown(module))
-    built = split(render(notebook, module, root), module)
+    theirs = split(HEADER_RE.sub("", ruff(text, module, root)), shown(module))
+    built = split(HEADER_RE.sub("", render(notebook, module, root)), shown(module))
     ours = notebook.segments(module)
     if not theirs or not theirs[0].is_docstring:
         raise BuildError(f"{shown(module)}: the module docstring is missing")
-    if ast.unparse(theirs[0].node) != ast.unparse(ours[0].node):
+    if theirs[0].text != built[0].text:
         ours[0].text = theirs[0].text
     body = [s for s in fold(notebook, ours)[1:] if not s.is_import]
     old, new = (
@@ -579,18 +662,62 @@ def revise(mine: Segment, before: Segment, after: Segment) -> None:
 
 
 def pull_imports(ours: list[Segment], built: list[Segment], theirs: list[Segment]) -> None:
-    """Add to the first cell the imports that the module gained, drop those that it lost."""
+    """Carry comments on imports; drop what the module lost; its first cell gets what it gained."""
+    before, after = (
+        {ast.unparse(s.node): s.text for s in side if s.is_import} for side in (built, theirs)
+    )
     old, new = (
         {one for s in side if s.is_import for one in single_imports(s.node)}
         for side in (built, theirs)
     )
-    for segment in ours:
-        if segment.is_import and any(one in old - new for one in single_imports(segment.node)):
-            segment.text = "\n".join(
-                one for one in single_imports(segment.node) if one not in old - new
-            )
-    if new - old:
-        ours[0].added.insert(0, "\n".join(sorted(new - old)))
+    for segment in (s for s in ours if s.is_import):
+        key, ones = ast.unparse(segment.node), single_imports(segment.node)
+        if key in before and key in after and before[key] != after[key]:
+            segment.text = after[key]
+        elif not new.issuperset(ones):
+            segment.text = "\n".join(one for one in ones if one in new)
+    fresh = []
+    for segment in (s for s in theirs if s.is_import):
+        ones = single_imports(segment.node)
+        if old.isdisjoint(ones):
+            fresh.append(segment.text)
+        else:
+            fresh += [one for one in ones if one not in old]
+    # not first, or ruff, which sorts the imports of the cell, would leave the comment on top
+    mine = [s for s in ours if s.is_import and s.cell == ours[0].cell]
+    (mine or ours)[-1 if mine else 0].added[:0] = [text for text in fresh if text[0] == "#"]
+    ours[0].added[:0] = [text for text in fresh if text[0] != "#"]
+
+
+def check_carried(
+    notebook: Notebook, module: str, built: str, text: str, again: str, root: Path
+) -> None:
+    """Refuse a module `text` that the pulled cells do not give `again`, naming the line."""
+    theirs = ruff(text, module, root)
+    wanted, exported, line = written_by_hand(theirs)
+    got, _, _ = written_by_hand(again)
+    if exported not in (written_by_hand(built)[1], written_by_hand(again)[1]):
+        raise BuildError(f"{shown(module)}, line {line}: __all__ is made of the public names")
+    matcher = SequenceMatcher(None, [text for _, text in wanted], [text for _, text in got], False)
+    edits = [op for op in matcher.get_opcodes() if op[0] != "equal"]
+    if edits:
+        start = next((a for _, a, b, _, _ in edits if b > a), edits[0][1])  # best a line of theirs
+        number, one = wanted[min(start, len(wanted) - 1)]
+        raise BuildError(
+            f"{shown(module)}, line {number}: {one.strip()!r}: "
+            f"the edit here cannot be carried over: make it in notebooks/{notebook.name}"
+        )
+
+
+def written_by_hand(text: str) -> tuple[list[tuple[int, str]], str, int]:
+    """The lines that build does not make, each with its number; `__all__`, and its line."""
+    lines = HEADER_RE.sub("", text).split("\n")
+    exported, first = "", 1
+    for node in ast.parse(text).body:
+        if "__all__" in bound_names(node):
+            exported, first = ast.unparse(node), node.lineno
+            lines[first - 1 : node.end_lineno] = [""] * len(lines[first - 1 : node.end_lineno])
+    return [(i, line) for i, line in enumerate(lines, 1) if line.strip()], exported, first
 
 
 def single_imports(node: ast.stmt) -> list[str]:
@@ -614,7 +741,7 @@ def sync(name: str) -> None:
 
     Under pytest and in build/ it only checks. Edits that are not saved yet are named instead.
     """
-    notebook = Notebook(ROOT / "notebooks" / name)
+    notebook = Notebook(ROOT, name)
     saved = {
         "".join(c["source"]).strip() for c in notebook.data["cells"] if c["cell_type"] == "code"
     }
@@ -624,15 +751,18 @@ def sync(name: str) -> None:
         history = []
     latest: dict[str, str] = {}
     for source in (h.strip() for h in history if re.match(r"#\|\s*export", h)):
-        for name in defined_names(split(source.partition("\n")[2], "a cell")):
-            latest[name] = source
+        for defined in defined_names(split(source.partition("\n")[2], "a cell")):
+            # a class that begins anew has lost what cells of an earlier run had added
+            latest = {k: v for k, v in latest.items() if not k.startswith(f"{defined}.")}
+            latest[defined] = source
     unsaved = sorted(
         {s.splitlines()[1] for s in latest.values() if s not in saved and len(s.splitlines()) > 1}
     )
-    only_check = "PYTEST_VERSION" in os.environ or Path.cwd().name == "build"
+    here = Path.cwd()  # `make run` executes copies under build/
+    only_check = "PYTEST_VERSION" in os.environ or "build" in (here.name, here.parent.name)
     for module in notebook.marked:
         path, text = module_path(ROOT, module), render(notebook, module, ROOT)
-        same = path.exists() and path.read_text(encoding="utf-8") == text
+        same = path.exists() and read(path) == text
         if unsaved:
             print(
                 f"unsaved edits: save the notebook, then run this cell again ({'; '.join(unsaved)})"
