@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tools"))
@@ -242,3 +244,629 @@ def test_sync_notices_unsaved_edits(root, monkeypatch, capsys):
     monkeypatch.setattr(build, "get_ipython", lambda: saved, raising=False)
     build.sync("01_toy.ipynb")
     assert "unsaved" not in capsys.readouterr().out
+
+
+SHAPES = [
+    ("code", "#| default_exp nn.shapes"),
+    ("code", '#| export\n"""Shapes."""\n\nfrom __future__ import annotations\n\nSIDE = 2'),
+    (
+        "code",
+        "#| export\n# Comment above the class.\nclass Square:\n"
+        '    """A square.\n\n    With a side.\n    """\n\n'
+        "    corners: int = 4\n    sides: int = 4\n\n"
+        "    def __init__(self, side: float = SIDE) -> None:\n        super().__init__()\n"
+        "        self.side = side\n        # ends the body",
+    ),
+    ("code", "%time half = Square(0.5)\nassert half.corners == 4"),
+    ("code", "#| export\ndef double(x: float) -> float:\n    return 2 * x"),
+    (
+        "code",
+        "#| export\nclass Square(Square):\n"
+        "    # Comment above the area.\n    # Two lines.\n"
+        "    @property\n    def area(self) -> float:\n        return self.side**2\n\n"
+        "    @area.setter\n    def area(self, value: float) -> None:\n"
+        "        self.side = value**0.5\n\n"
+        "    @classmethod\n    def unit(cls, *, scale: float = 1) -> Square:\n"
+        "        def make(x: float) -> Square:\n"
+        '            """Made."""\n            return cls(x)\n\n'
+        "        return make(scale)",
+    ),
+    ("code", "assert Square.unit().area == 1"),
+    (
+        "code",
+        '#| export\nclass Square(Square):\n    letter = "s"\n    names = ("a", "b")\n\n'
+        '    def draw(self) -> str:\n        return """\n##\n\n##\n"""\n\n\n'
+        "# Comment above total.\ndef total(shapes: list[Square]) -> float:\n"
+        "    return double(sum(s.area for s in shapes))",
+    ),
+    ("code", "assert total([Square()]) == 8"),
+]
+SHAPES_BODY = '''SIDE = 2
+
+
+# Comment above the class.
+class Square:
+    """A square.
+
+    With a side.
+    """
+
+    corners: int = 4
+    sides: int = 4
+
+    def __init__(self, side: float = SIDE) -> None:
+        super().__init__()
+        self.side = side
+        # ends the body
+
+    # Comment above the area.
+    # Two lines.
+    @property
+    def area(self) -> float:
+        return self.side**2
+
+    @area.setter
+    def area(self, value: float) -> None:
+        self.side = value**0.5
+
+    @classmethod
+    def unit(cls, *, scale: float = 1) -> Square:
+        def make(x: float) -> Square:
+            """Made."""
+            return cls(x)
+
+        return make(scale)
+
+    letter = "s"
+    names = ("a", "b")
+
+    def draw(self) -> str:
+        return """
+##
+
+##
+"""
+
+
+def double(x: float) -> float:
+    return 2 * x
+
+
+# Comment above total.
+def total(shapes: list[Square]) -> float:
+    return double(sum(s.area for s in shapes))
+'''
+
+
+@pytest.fixture
+def shapes(root):
+    """The small repository with a notebook whose class is reopened twice."""
+    write_notebook(root / "notebooks" / "01_toy.ipynb", SHAPES)
+    for module in ("toy", "other"):
+        (root / "minillm" / f"{module}.py").unlink()
+    assert build.build(root) == ["nn.shapes"]
+    assert build.drift(root) == []
+    return root
+
+
+def test_a_reopened_class_is_one_class_in_the_module(shapes):
+    text = (shapes / "minillm" / "nn" / "shapes.py").read_text(encoding="utf-8")
+    assert text == (
+        '"""Shapes."""\n\n# Built from notebooks/01_toy.ipynb: edit there, then make build.\n\n'
+        "from __future__ import annotations\n\n"
+        '__all__ = ["SIDE", "Square", "double", "total"]\n\n' + SHAPES_BODY
+    )
+    namespace: dict = {}
+    exec(text, namespace)
+    square = namespace["Square"].unit(scale=3)
+    assert (square.area, square.draw(), namespace["total"]([square])) == (9, "\n##\n\n##\n", 18)
+
+
+def test_a_reopened_class_is_live_in_the_notebook(shapes):
+    namespace: dict = {}
+    exec("from __future__ import annotations", namespace)
+    for kind, text in SHAPES:
+        if kind == "code":
+            exec(text.removeprefix("%time "), namespace)
+    assert namespace["Square"].unit(scale=3).area == 9
+
+
+MEMBER_EDITS = {  # name: (text in the module, its replacement, cell that owns it, text expected)
+    "method of the first cell": ("self.side = side", "self.side = abs(side)", 2, "abs(side)"),
+    "docstring": ("With a side.", "With four sides.", 2, "With four sides."),
+    "attribute": ("sides: int = 4", "sides: int = 5", 2, "sides: int = 5"),
+    "comment above the class": ("above the class", "above Square", 2, "# Comment above Square."),
+    "base": ("class Square:", "class Square(object):", 2, "class Square(object):"),
+    "method": ("cls(x)", "cls(abs(x))", 5, "return cls(abs(x))"),
+    "setter": ("value**0.5", "abs(value) ** 0.5", 5, "abs(value) ** 0.5"),
+    "comment": ("# Two lines.", "# Three lines.", 5, "# Comment above the area.\n    # Three"),
+    "decorator": ("@classmethod", "@staticmethod", 5, "@staticmethod\n    def unit(cls"),
+    "new name": ("def unit", "def one", 5, "def one(cls"),
+    "new name of the first in a cell": ("letter =", "sign =", 7, "class Square(Square):\n    sign"),
+    "later attribute": ('letter = "s"', 'letter = "q"', 7, 'letter = "q"\n    names'),
+    "string": ("##\n\n##", "###\n\n###", 7, '"""\n###\n\n###\n"""'),
+    "removed": ('    letter = "s"\n', "", 7, "class Square(Square):\n    names"),
+    "new method": (
+        "    @classmethod",
+        "    def f(self) -> int:\n        return 1\n\n    @classmethod",
+        5,
+        "    def f(self) -> int:\n        return 1\n\n    @classmethod",
+    ),
+    "new method after the first cell's": (
+        "    # Comment above the area.",
+        "    def f(self) -> int:\n        return 1\n\n    # Comment above the area.",
+        2,
+        "        # ends the body\n\n    def f(self) -> int:\n        return 1",
+    ),
+    "new attribute": (
+        "    names =",
+        "    size = 1\n    names =",
+        7,
+        '"s"\n    size = 1\n    names',
+    ),
+    "first attribute": ("    corners:", "    kind = 1\n    corners:", 2, '"""\n\n    kind = 1\n'),
+    "function after the class": (
+        "def double",
+        "def triple(x: float) -> float:\n    return 3 * x\n\n\ndef double",
+        2,
+        "# ends the body\n\n\ndef triple(x: float)",
+    ),
+    "function in a cell of the class": ("double(sum(", "2 * (sum(", 7, "return 2 * (sum("),
+}
+
+
+@pytest.mark.parametrize("name", MEMBER_EDITS)
+def test_pull_carries_a_member_into_the_cell_that_owns_it(shapes, name):
+    old, new, cell, expected = MEMBER_EDITS[name]
+    module = shapes / "minillm" / "nn" / "shapes.py"
+    edit(module, old, new)
+    wanted = build.ruff(module.read_text(encoding="utf-8"), "nn.shapes", shapes)
+    assert len(build.drift(shapes)) == 1
+    assert build.pull(shapes) == ["01_toy.ipynb"]
+    assert expected in source(shapes, cell)
+    for other, (_, text) in enumerate(SHAPES):
+        assert other == cell or source(shapes, other) == text
+    assert build.drift(shapes) == []
+    built = module.read_text(encoding="utf-8")
+    assert built.replace(', "triple"', "") == wanted
+
+
+def test_pull_renames_a_class_in_all_its_cells(shapes):
+    edit(shapes / "minillm" / "nn" / "shapes.py", "Square", "Quad")
+    build.pull(shapes)
+    assert "class Quad:" in source(shapes, 2)
+    for cell in (5, 7):
+        assert source(shapes, cell).startswith("#| export\nclass Quad(Quad):\n")
+    assert build.drift(shapes) == []
+
+
+def test_pull_removes_a_cell_of_a_class_and_a_class(shapes):
+    module = shapes / "minillm" / "nn" / "shapes.py"
+    text = module.read_text(encoding="utf-8")
+    start, end = text.index("    # Comment above the area"), text.index("    letter")
+    module.write_text(text[:start] + text[end:], encoding="utf-8")
+    build.pull(shapes)
+    assert source(shapes, 5).strip() == "#| export" and "class Square(Square)" in source(shapes, 7)
+    assert build.drift(shapes) == []
+    text = module.read_text(encoding="utf-8")
+    start, end = text.index("# Comment above the class"), text.index("def double")
+    module.write_text(text[:start] + text[end:], encoding="utf-8")
+    build.pull(shapes)
+    assert all("class Square" not in source(shapes, cell) for cell in (2, 5, 7))
+    assert build.drift(shapes) == []
+
+
+def test_pull_refuses_to_leave_the_first_cell_of_a_class_empty(shapes):
+    module = shapes / "minillm" / "nn" / "shapes.py"
+    text = module.read_text(encoding="utf-8")
+    start, end = text.index('    """A square'), text.index("    # Comment above the area")
+    module.write_text(text[:start] + text[end:], encoding="utf-8")
+    before = source(shapes, 2)
+    with pytest.raises(build.BuildError, match="Square: nothing is left for cell 2"):
+        build.pull(shapes)
+    assert source(shapes, 2) == before
+
+
+FIRST = "class A:\n    x = 1\n\n    def f(self):\n        return 1"
+WRONG = {  # what is wrong: (cells after the first, the cell that is named, the rule)
+    "another method of the name": (["class A(A):\n    def f(self): pass"], 2, "f is defined in an"),
+    "attribute again": (["class A(A):\n    x = 2"], 2, "x is defined in an earlier cell of A"),
+    "method over attribute": (["class A(A):\n    @property\n    def x(self): pass"], 2, "x is def"),
+    "over an earlier reopening": (
+        ["class A(A):\n    def g(self): pass", "class A(A):\n    g = 1"],
+        3,
+        "g is defined in an earlier cell of A: nothing is overridden",
+    ),
+    "super": (["class A(A):\n    def g(self): super().g()"], 2, r"super\(\) means another class"),
+    "class cell": (["class A(A):\n    def g(self): return __class__"], 2, "__class__ means"),
+    "docstring": (['class A(A):\n    """Doc."""'], 2, "the docstring stands in the first cell"),
+    "nothing": (["class A(A):\n    pass"], 2, "not `pass`"),
+    "statement": (["class A(A):\n    if 1:\n        y = 2"], 2, "not `if 1:`"),
+    "nested class": (["class A(A):\n    class B: pass"], 2, "not `class B:`"),
+    "base": (["class A(A, object):\n    y = 1"], 2, "its head has no other base"),
+    "base in front": (["class A(object, A):\n    y = 1"], 2, "its head has no other base"),
+    "keyword": (["class A(A, metaclass=type):\n    y = 1"], 2, "no keyword"),
+    "decorated": (["@print\nclass A(A):\n    y = 1"], 2, "no decorator"),
+    "comment in the head": (["class A(A):  # more\n    y = 1"], 2, "no comment"),
+    "comment above": (["# More.\nclass A(A):\n    y = 1"], 2, "a comment above it would stand"),
+    "comment at the end": (["class A(A):\n    y = 1\n    # end"], 2, "a comment after the last"),
+    "one line": (["class A(A): y = 1"], 2, "its head"),
+    "slots": (["class A(A):\n    __slots__ = ()"], 2, "__slots__ must stand in the first cell"),
+    "equality": (["class A(A):\n    def __eq__(self, other): pass"], 2, "__eq__ must stand"),
+    "unknown class": (
+        ["class B(B):\n    y = 1"],
+        2,
+        "no earlier marked cell of this module defines B",
+    ),
+    "heir": (["class B(A):\n    pass", "class A(A):\n    y = 1"], 3, r"B \(cell 2\) uses A before"),
+    "instance": (["B = A()", "class A(A):\n    y = 1"], 3, r"B \(cell 2\) uses A before it is who"),
+    "default between": (
+        ["def h(a=A()):\n    pass", "class A(A):\n    y = 1"],
+        3,
+        r"h \(cell 2\) uses A",
+    ),
+    "value": (["Y = 1", "class A(A):\n    y = Y"], 3, "Y is needed as the class is made"),
+    "default": (["Y = 1", "class A(A):\n    def g(self, y=Y): pass"], 3, "Y is needed"),
+    "keyword default": (["Y = 1", "class A(A):\n    def g(self, *, y=Y): pass"], 3, "Y is needed"),
+    "decorator": (
+        ["def d(f):\n    return f", "class A(A):\n    @d\n    def g(self): pass"],
+        3,
+        "d is needed as the class is made",
+    ),
+    "annotation": (["class A(A):\n    def g(self, a: A): pass"], 2, "A is needed as the class"),
+    "result": (["class A(A):\n    def g(self) -> A: pass"], 2, "A is needed as the class is made"),
+    "attribute of the first cell": (["class A(A):\n    y = x"], 2, "x, read as the class is made"),
+}
+
+
+def reopening(root: Path, first: str, later: list[str]) -> None:
+    cells = [("code", "#| default_exp a"), ("code", '#| export\n"""A."""\n\n' + first)]
+    cells += [("code", text if text[:1] == "%" else "#| export\n" + text) for text in later]
+    write_notebook(root / "notebooks" / "01_toy.ipynb", cells)
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_class_reopened_wrongly_is_refused(root, name, capsys):
+    later, cell, message = WRONG[name]
+    reopening(root, FIRST, [])
+    assert build.build(root) == ["a"]
+    before = (root / "minillm" / "a.py").read_text(encoding="utf-8")
+    reopening(root, FIRST, later)
+    with pytest.raises(
+        build.BuildError, match=rf"^01_toy\.ipynb, cell {cell}: class \w.*{message}"
+    ):
+        build.build(root)
+    assert (root / "minillm" / "a.py").read_text(encoding="utf-8") == before
+    for command in ("build", "check", "pull"):
+        assert build.main([command, "--root", str(root)]) == 1
+        assert f"error: 01_toy.ipynb, cell {cell}: class" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("first", "message"),
+    [
+        (
+            "import dataclasses\n\n\n@dataclasses.dataclass(frozen=True)\n" + FIRST,
+            "@dataclasses.da",
+        ),
+        ("@total_ordering\n" + FIRST, "@total_ordering would see the first cell of A only"),
+        (FIRST.replace("A:", "A(NamedTuple):"), "NamedTuple would see"),
+        (FIRST.replace("A:", "A(typing.Protocol):"), "typing.Protocol would see"),
+        (FIRST.replace("A:", "A(IntEnum):"), "IntEnum would see"),
+        (FIRST.replace("A:", "A(metaclass=M):"), "metaclass=... would see"),
+        (FIRST.replace("x = 1", "__slots__ = ()"), "__slots__ would see"),
+        (FIRST.replace("def f(self", "def __init_subclass__(cls"), "__init_subclass__ would see"),
+        ("class A:\n    pass", "needs a docstring, a method or an attribute"),
+        ("class A: ...", "needs a docstring, a method or an attribute"),
+        (FIRST + "\n    # end", "a comment after the last method belongs to none"),
+        (
+            "if True:\n    class A:\n        x = 1",
+            "no earlier marked cell of this module defines A",
+        ),
+    ],
+)
+def test_a_class_that_cannot_be_reopened_is_refused(root, first, message):
+    reopening(root, first, ["class A(A):\n    y = 1"])
+    with pytest.raises(
+        build.BuildError, match=r"01_toy\.ipynb, cell 2: class A\(A\): .*" + message
+    ):
+        build.build(root)
+
+
+def test_an_heir_in_an_unmarked_cell_between_is_refused(root):
+    heir = "%matplotlib inline\nif True:\n    class B(list, A):\n        pass"
+    reopening(root, FIRST, [heir, "class A(A):\n    y = 1"])
+    with pytest.raises(build.BuildError, match=r"cell 3: class A\(A\): B \(cell 2\) uses A before"):
+        build.build(root)
+    reopening(root, FIRST, ["class A(A):\n    y = 1", heir])  # after the last cell of the class
+    assert build.build(root) == ["a"]
+
+
+def test_what_a_reopening_may_read(root):
+    cells = [
+        "def late(x: int) -> int:\n    return x",
+        "%%time\nA().f()",
+        "class A(A):\n    y: int = 2\n    z = y + 1\n\n"
+        '    def g(self, a: "A", b: int = y) -> "A":\n        return late(A(), LATER)\n\n'
+        "    @property\n    def h(self) -> int:\n        return lambda: A",
+        "LATER = 1\nB = A()",
+    ]
+    reopening(root, FIRST, cells)
+    assert build.build(root) == ["a"]
+    text = (root / "minillm" / "a.py").read_text(encoding="utf-8")
+    assert '__all__ = ["LATER", "A", "B", "late"]' in text and text.count("class A") == 1
+    reopening(root, "from __future__ import annotations\n\n\n" + FIRST, ["class A(A):\n    b: A"])
+    assert build.build(root) == ["a"]
+
+
+def test_sync_notices_an_unsaved_cell_of_a_class(shapes, monkeypatch, capsys):
+    monkeypatch.setattr(build, "ROOT", shapes)
+    monkeypatch.delenv("PYTEST_VERSION")
+    saved = [text for _, text in SHAPES if text.startswith("#| export")]
+    for edited in (2, 5, 7):
+        unsaved = SHAPES[edited][1].replace("self.side", "self.edge").replace("##", "#")
+        shell = FakeShell(*saved, unsaved, SHAPES[4][1])
+        monkeypatch.setattr(build, "get_ipython", lambda shell=shell: shell, raising=False)
+        build.sync("01_toy.ipynb")
+        assert "unsaved edits: save the notebook" in capsys.readouterr().out
+    stale = "#| export\nclass Square(Square):\n    def gone(self) -> None:\n        pass"
+    shell = FakeShell(*saved[:3], saved[2].replace("side", "edge"), stale, *saved)
+    monkeypatch.setattr(build, "get_ipython", lambda: shell, raising=False)
+    build.sync("01_toy.ipynb")
+    assert "unsaved" not in capsys.readouterr().out
+
+
+def test_notebooks_stand_on_three_shelves(root, monkeypatch, capsys):
+    for folder in ("deeper", "beyond", "solutions", ".ipynb_checkpoints"):
+        (root / "notebooks" / folder).mkdir()
+        cells = [("code", f'#| export {folder.strip(".")}.page\n"""A page."""\n\nX = 1')]
+        write_notebook(root / "notebooks" / folder / "03_page.ipynb", cells)
+    (root / "notebooks" / "deeper" / ".ipynb_checkpoints").mkdir()
+    shutil.copy(
+        root / "notebooks" / "01_toy.ipynb", root / "notebooks" / "deeper" / ".ipynb_checkpoints"
+    )
+    assert build.build(root) == ["deeper.page", "beyond.page"]
+    module = root / "minillm" / "deeper" / "page.py"
+    text = module.read_text(encoding="utf-8")
+    assert "# Built from notebooks/deeper/03_page.ipynb: edit there, then make build." in text
+    edit(module, "X = 1", "X = 2")
+    assert "differs from notebooks/deeper/03_page.ipynb in X: " in build.drift(root)[0]
+    assert build.pull(root) == ["deeper/03_page.ipynb"]
+    assert build.drift(root) == []
+    monkeypatch.setattr(build, "ROOT", root)
+    build.sync("deeper/03_page.ipynb")
+    assert "minillm/deeper/page.py is what this notebook says" in capsys.readouterr().out
+    edit(root / "notebooks" / "deeper" / "03_page.ipynb", "X = 2", "Y = (")
+    with pytest.raises(build.BuildError, match=r"^deeper/03_page\.ipynb, cell 0, line 3"):
+        build.build(root)
+
+
+def test_build_and_pull_take_names(root):
+    (root / "notebooks" / "deeper").mkdir()
+    path = root / "notebooks" / "deeper" / "02_page.ipynb"
+    write_notebook(path, [("code", '#| export page\n"""A page."""\n\nX = 1')])
+    for name in ("02_page.ipynb", "deeper/02_page.ipynb", "notebooks/deeper/02_page.ipynb", path):
+        shutil.rmtree(root / "minillm")
+        assert build.build(root, [str(name)]) == ["page"]
+    assert build.build(root, ["01_toy.ipynb", "notebooks/01_toy.ipynb"]) == ["toy", "other"]
+    with pytest.raises(build.BuildError, match=r"no notebook deeper/01_toy\.ipynb"):
+        build.build(root, ["deeper/01_toy.ipynb"])
+    edit(root / "minillm" / "page.py", "X = 1", "X = 2")
+    assert build.pull(root, ["toy"]) == []
+    assert build.pull(root, ["minillm/page.py"]) == ["deeper/02_page.ipynb"]
+    with pytest.raises(build.BuildError, match=r"no notebook builds minillm/nn/page\.py"):
+        build.pull(root, ["nn.page"])
+
+
+COMMENTS = [
+    (
+        "code",
+        '#| export toy\n"""Toy."""\n\nimport cmath  # noqa: F401\n\n# roots\nimport math\n'
+        "from pathlib import (\n    Path,  # for paths\n    PurePath,\n)",
+    ),
+    ("code", "#| export toy\n# arrays\nimport array\n\nX = math.sqrt(4), Path, PurePath, array"),
+]
+
+
+@pytest.fixture
+def comments(root):
+    """The small repository, its imports with comments."""
+    write_notebook(root / "notebooks" / "01_toy.ipynb", COMMENTS)
+    (root / "minillm" / "other.py").unlink()
+    assert build.build(root) == ["toy"]
+    return root
+
+
+def test_build_carries_comments_of_imports(comments):
+    text = (comments / "minillm" / "toy.py").read_text(encoding="utf-8")
+    assert text == (
+        '"""Toy."""\n\n# Built from notebooks/01_toy.ipynb: edit there, then make build.\n\n'
+        "# arrays\nimport array\nimport cmath  # noqa: F401\n\n# roots\nimport math\n"
+        "from pathlib import (\n    Path,  # for paths\n    PurePath,\n)\n\n"
+        '__all__ = ["X"]\n\nX = math.sqrt(4), Path, PurePath, array\n'
+    )
+
+
+IMPORT_EDITS = {
+    "comment above": ("# roots\n", "# square roots\n", 0, "# square roots\nimport math"),
+    "comment above the first": ("# arrays\n", "# lists\n", 1, "# lists\nimport array"),
+    "no comment": ("# arrays\n", "", 1, "#| export toy\nimport array"),
+    "noqa": ("import cmath  # noqa: F401", "import cmath  # noqa", 0, "import cmath  # noqa\n"),
+    "inside": ("# for paths", "# for all paths", 0, "Path,  # for all paths"),
+    "new import with a comment": (
+        "import cmath",
+        "# new\nimport bisect  # noqa: F401\nimport cmath",
+        0,
+        "# new\nimport bisect  # noqa: F401",
+    ),
+    "import without its comment": ("import cmath  # noqa: F401\n", "", 0, "# roots\nimport math"),
+    "docstring with a comment above": ('"""Toy', '# Above.\n"""Toy', 0, '# Above.\n"""Toy."""'),
+}
+
+
+@pytest.mark.parametrize("name", IMPORT_EDITS)
+def test_pull_carries_comments_of_imports(comments, name):
+    old, new, cell, expected = IMPORT_EDITS[name]
+    module = comments / "minillm" / "toy.py"
+    edit(module, old, new)
+    wanted = module.read_text(encoding="utf-8")
+    build.pull(comments)
+    assert expected in source(comments, cell)
+    assert build.drift(comments) == []
+    assert module.read_text(encoding="utf-8").replace("\n\n", "\n") == wanted.replace("\n\n", "\n")
+
+
+NOT_CARRIED = {  # edits that no cell can hold: (text, replacement, line that is named)
+    "name in __all__": ('__all__ = ["X"]', '__all__ = ["X", "array"]', 16),
+    "no __all__": ('__all__ = ["X"]\n', "", 1),
+    "comment above __all__": ("__all__ =", "# names\n__all__ =", 16),
+    "import below": ("X = math", "import bisect\n\nX = math", 18),
+}
+
+
+@pytest.mark.parametrize("name", NOT_CARRIED)
+def test_pull_refuses_what_no_cell_can_hold(comments, name):
+    old, new, line = NOT_CARRIED[name]
+    module = comments / "minillm" / "toy.py"
+    edit(module, old, new)
+    wanted, before = module.read_text(encoding="utf-8"), source(comments, 0)
+    with pytest.raises(build.BuildError, match=rf"minillm/toy\.py, line {line}: "):
+        build.pull(comments)
+    assert (module.read_text(encoding="utf-8"), source(comments, 0)) == (wanted, before)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{\n "cells": [\n<<<<<<< HEAD\n', "line 3: <<<<<<< is left of a merge"),
+        ('{\n "cells": [],\n>>>>>>> theirs\n}', "line 3: >>>>>>> is left of a merge"),
+        ('{\n "cells": [\n,]}', "line 3: not JSON: Expecting value"),
+        ("", "line 1: not JSON: Expecting value"),
+        ("[" * 100_000, "not a notebook: nested too deeply"),
+        ("[1]", "line 1: not a notebook: no list of cells"),
+        ('{"worksheets": []}', "line 1: not a notebook: no list of cells"),
+        ('{"cells": [5]}', "cell 0: no cell of a notebook: 5"),
+        ('{"cells": [{"cell_type": "code"}]}', "cell 0: no cell of a notebook: {'cell_type'"),
+        ('{"cells": [{"cell_type": 1, "source": [""]}]}', "cell 0: no cell of a notebook"),
+        ('{"cells": [{"cell_type": "code", "source": [1]}]}', "cell 0: no cell of a notebook"),
+        (b'{"cells": "\xff"}', "not UTF-8 at byte 11"),
+    ],
+)
+def test_a_file_that_is_no_notebook_is_named(root, capsys, text, message):
+    data = text if isinstance(text, bytes) else text.encode()
+    (root / "notebooks" / "02_bad.ipynb").write_bytes(data)
+    for command in ("build", "pull", "check"):
+        assert build.main([command, "--root", str(root)]) == 1
+        error = capsys.readouterr().err
+        assert error.startswith("error: 02_bad.ipynb") and message in error
+
+
+def test_merge_marks_in_a_cell_and_in_a_module_are_named(root):
+    edit(root / "minillm" / "toy.py", "class Pair", "<<<<<<< HEAD\nclass Pair")
+    for command in (build.drift, build.pull):
+        with pytest.raises(build.BuildError, match=r"minillm/toy\.py, line 23: .*'<<<<<<< HEAD'"):
+            command(root)
+    edit(root / "notebooks" / "01_toy.ipynb", "class Pair", "<<<<<<< HEAD\\nclass Pair")
+    for command in (build.drift, build.pull, build.build):
+        with pytest.raises(build.BuildError, match=r"cell 4, line 7: .*'<<<<<<< HEAD'"):
+            command(root)
+
+
+def test_a_trailing_comment_is_refused_where_pull_would_lose_its_place(root):
+    edit(root / "notebooks" / "01_toy.ipynb", "return a + b", "return a + b\\n# adds")
+    with pytest.raises(build.BuildError, match=r"cell 2: a comment after the last.*'# adds'"):
+        build.build(root)
+
+
+def test_check_names_what_differs(shapes):
+    module = shapes / "minillm" / "nn" / "shapes.py"
+    edit(module, "cls(x)", "cls(2 * x)")
+    assert "01_toy.ipynb in Square.unit: " in build.drift(shapes)[0]
+    for old, new in [("SIDE = 2", "SIDE = 3"), ("sides:", "edges:"), ("2 * x", "3 * x")]:
+        edit(module, old, new)
+    assert "01_toy.ipynb in SIDE, Square.sides, Square.unit, ...: " in build.drift(shapes)[0]
+
+
+def test_files_are_written_as_on_any_system(root, monkeypatch):
+    """Encodings are named, line ends are the same, nothing is called that Windows lacks."""
+    strict = [sys.executable, "-X", "warn_default_encoding", "-W", "error::EncodingWarning"]
+    edit(root / "notebooks" / "01_toy.ipynb", "The sum.", "The sum: 和.")
+    script = "import os, runpy, sys; del os.fork, os.fchmod, os.getuid; sys.path.pop(0)\n"
+    script += "sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')"
+    tool, where = str(ROOT / "tools" / "build.py"), ["--root", str(root)]
+    command = [*strict, "-c", script, tool, "build", *where]
+    done = subprocess.run(command, capture_output=True, encoding="utf-8")
+    assert done.returncode == 0 and done.stdout == "build: toy\n", done.stderr
+    text = (root / "minillm" / "toy.py").read_bytes()
+    assert "The sum: 和.".encode() in text and b"\r" not in text
+    check = [*strict, tool, "check", *where]
+    assert subprocess.run(check, capture_output=True).returncode == 0
+    edit(root / "notebooks" / "01_toy.ipynb", "和", "差")
+
+    def in_use(*paths: object) -> None:
+        raise PermissionError(13, "The process cannot access the file")
+
+    monkeypatch.setattr(os, "replace", in_use)
+    with pytest.raises(build.BuildError, match=r"toy\.py could not be written: .*cannot access"):
+        build.build(root)
+    assert (root / "minillm" / "toy.py").read_bytes() == text
+    assert {p.name for p in (root / "minillm").iterdir()} == {"toy.py", "other.py"}
+
+
+NAMES = ["alpha", "beta", "gamma", "delta", "epsilon", "zeta"]
+BODIES = [
+    "    def {name}(self, x: int = {n}) -> int:\n        return x + {n}",
+    "    # Comment above {name}.\n    @property\n    def {name}(self) -> int:\n        return {n}",
+    "    {name} = {n}",
+    "    {name}: int = {n}  # a number",
+    "    @staticmethod\n    def {name}() -> str:\n"
+    '        return """\n{n}\n\n    # no comment\nclass A(A):\n"""',
+    "    def {name}(self) -> object:\n        class Inner:\n            n = {n}\n\n"
+    "        def inner() -> type:\n            return Inner\n\n        return inner",
+    "    async def {name}(self) -> None:\n        pass\n        # ends with {n}",
+    "    @property\n    def {name}(self) -> int:\n        return 1\n\n"
+    "    @{name}.setter\n    def {name}(self, value: int) -> None:\n        self.n = value",
+]
+member = st.tuples(st.integers(0, len(BODIES) - 1), st.integers(0, 9))
+members = st.dictionaries(st.sampled_from(NAMES), member, min_size=1, max_size=5)
+
+
+def bodies(chosen: dict[str, tuple[int, int]]) -> list[str]:
+    return [BODIES[kind].format(name=name, n=n) for name, (kind, n) in chosen.items()]
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@given(before=members, after=members, cuts=st.lists(st.booleans(), min_size=5, max_size=5))
+def test_any_class_cut_anywhere_comes_back_as_it_was_edited(tmp_path_factory, before, after, cuts):
+    """Build is the whole class; after any edit of the module, pull makes cells that build it."""
+    root = tmp_path_factory.mktemp("round")
+    (root / "notebooks").mkdir()
+    shutil.copy(ROOT / "pyproject.toml", root)
+    cells = [("code", '#| export nn.a\n"""A."""'), ("code", "#| export nn.a\nclass A:\n")]
+    cells[1] = ("code", '#| export nn.a\nclass A:\n    """Doc."""\n\n')
+    for new_cell, text in zip(cuts, bodies(before), strict=False):
+        if new_cell:
+            cells += [("markdown", "More."), ("code", "#| export nn.a\nclass A(A):\n")]
+        cells[-1] = ("code", cells[-1][1] + text + "\n\n")
+    cells.append(("code", "#| export nn.a\nB = A"))
+    write_notebook(root / "notebooks" / "01_toy.ipynb", cells)
+
+    def whole(texts: list[str]) -> str:
+        head = '"""A."""\n\n' + build.HEADER.format("01_toy.ipynb")
+        head += '\n\n__all__ = ["A", "B"]\n\nclass A:\n    """Doc."""\n\n'
+        return build.ruff(head + "\n\n".join(texts) + "\n\nB = A\n", "nn.a", root)
+
+    def lines(text: str) -> list[str]:  # blank lines between attributes are not told apart
+        return [line for line in text.splitlines() if line]
+
+    build.build(root)
+    module = root / "minillm" / "nn" / "a.py"
+    assert lines(module.read_text(encoding="utf-8")) == lines(whole(bodies(before)))
+    module.write_text(whole(bodies(after)), encoding="utf-8")
+    build.pull(root)
+    assert lines(module.read_text(encoding="utf-8")) == lines(whole(bodies(after)))
+    assert build.drift(root) == [] and build.pull(root) == [] and build.build(root) == []
+    namespace: dict = {}
+    for i in range(1, len(cells)):
+        exec(source(root, i) if cells[i][0] == "code" else "", namespace)
+    assert set(after) <= set(dir(namespace["A"]))
