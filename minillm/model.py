@@ -183,9 +183,10 @@ class Decoder(nn.Module):
         return position_ids, build_mask(slots, keys, key_valid=valid, window=window), False
 
     def _check_learned(self, position_ids: Tensor, length: int) -> None:
-        """Raises: ValueError for positions that were never learned. Asks for them only if it must:
+        """Raises: ValueError for positions beyond those learned.
 
-        a row is never longer than `length`, and on a GPU each question waits.
+        On a GPU asking for the last position waits for it, so this is asked only where `length`,
+        padding included, leaves it open.
         """
         limit = self.config.max_position_embeddings
         if self.config.family.rotary or length <= limit or position_ids.is_meta:
