@@ -100,9 +100,9 @@ class Segment:
 
     @property
     def is_reopening(self) -> bool:
-        return isinstance(self.node, ast.ClassDef) and any(
-            isinstance(base, ast.Name) and base.id == self.node.name for base in self.node.bases
-        )
+        """A class whose own name is among its bases."""
+        bases = self.node.bases if isinstance(self.node, ast.ClassDef) else []
+        return any(self.key in eager_names(base, annotations=True) for base in bases)
 
     @property
     def whole(self) -> str:
@@ -312,7 +312,7 @@ def check_class(where: str, first: Segment) -> None:
     node = first.node
     keywords = [f"{k.arg}=..." for k in node.keywords]
     decorators = ["@" + ast.unparse(d) for d in node.decorator_list]
-    bases = [name for base in node.bases if (name := ast.unparse(base)).split(".")[-1] in MAKERS]
+    bases = [b for b in map(ast.unparse, node.bases) if MAKERS.intersection(re.findall(r"\w+", b))]
     if made := decorators + keywords + bases:
         refuse(where, node.name, "kind", made[0])
     _, members, rest = open_class(first)
@@ -352,9 +352,8 @@ def check_body(where: str, first: Segment, segment: Segment) -> None:
 
 def names_of(first: Segment) -> set[str]:
     """What the cells of a class have defined in it so far."""
-    return {
-        n for part in (first, *first.reopened) for node in part.node.body for n in bound_names(node)
-    }
+    nodes = [node for part in (first, *first.reopened) for node in part.node.body]
+    return set().union(*(bound_names(node) for node in nodes))
 
 
 def check_order(
