@@ -14,6 +14,7 @@ from typing import Any, Literal
 __all__ = ["MODULES", "Result", "check", "exercise", "grade", "names", "task"]
 
 MODULES = {
+    "00": "basics",
     "01": "ngram",
     "02": "tokenizer",
     "03": "attention",
