@@ -118,7 +118,7 @@ def test_there_is_a_picture_and_all_are_drawn_here(path):
 
 @course
 def test_every_exported_name_is_used_in_its_notebook(path):
-    notebook = build.Notebook(path)
+    notebook = build.Notebook(ROOT, name(path))
     for module in notebook.marked:
         for segment in notebook.segments(module):
             for public in build.public_names(segment.node):
