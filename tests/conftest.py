@@ -12,9 +12,13 @@ import pytest
 import torch
 from hypothesis import settings
 
-# Hypothesis: no per-example deadline (machines are shared), the same examples on each run.
-settings.register_profile("minillm", deadline=None, derandomize=True)
-settings.load_profile("minillm")
+# Hypothesis: no per-example deadline (machines are shared), the same examples on each run. The
+# workflow asks for more of them, other ones each time, and prints how to repeat one that fails.
+settings.register_profile("minillm", deadline=None, derandomize=True, max_examples=100)
+settings.register_profile(
+    "workflow", deadline=None, derandomize=False, max_examples=500, print_blob=True
+)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "minillm"))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
