@@ -30,37 +30,53 @@ HINTS = {
 }
 
 
-@exercise("00.1", "fill in the seven shapes; read each from the outside in")
+@exercise(
+    "00.1",
+    "fill in the seven shapes; read each from the outside in",
+    "an index removes a direction, a slice keeps it, size 1 is stretched, the middle disappears",
+)
 def shapes(answer: Any) -> str | None:
     answer = answer() if callable(answer) else answer
     if not isinstance(answer, dict) or answer.keys() != SHAPES.keys():
         return "the answer is a dictionary with the seven expressions as keys, as it was given"
     if all(value is ... for value in answer.values()):
         raise Unsolved
+    for key, value in answer.items():
+        if value is ...:
+            return f"{key} is not filled in yet"
+        if not isinstance(value, tuple | list | torch.Size) and value != "error":
+            return f'{key}: write a tuple such as (3, 4), or "error", not {value!r}'
     wrong = [key for key, wanted in SHAPES.items() if _plain(answer[key]) != wanted]
     if not wrong:
         return None
-    return f"{len(SHAPES) - len(wrong)} of 7 are right; look at {wrong[0]} again: {HINTS[wrong[0]]}"
+    done = len(SHAPES) - len(wrong)
+    return f"right so far: {done} of 7; look at {wrong[0]} again: {HINTS[wrong[0]]}"
 
 
 def _plain(shape: Any) -> Any:
     return tuple(shape) if isinstance(shape, list | torch.Size) else shape
 
 
-@exercise("00.2", "how does the error of one story change when w, or b, grows a little?")
+@exercise(
+    "00.2",
+    "how does the error of one story change when w, or b, grows a little?",
+    "each slope is a mean of twice the error times what the error changes by",
+)
 def gradient(answer: Callable[..., Sequence[Any]]) -> str | None:
     generator = torch.Generator().manual_seed(0)
     for n in (3, 5):
         x, y = torch.rand(2, n, generator=generator, dtype=torch.float64) * 4
         for w, b in ((1.0, 0.0), (-0.5, 2.0)):
             found = answer(x.clone(), y.clone(), w, b)
-            if not isinstance(found, tuple | list | Tensor) or len(found) != 2:
+            if not isinstance(found, tuple | list) or len(found) != 2:
                 return "return two numbers: the slope for w and the slope for b"
-            values = torch.stack([torch.as_tensor(v, dtype=torch.float64) for v in found])
-            error = w * x + b - y
+            found = [torch.as_tensor(v, dtype=torch.float64).detach() for v in found]
+            if any(v.shape != () for v in found):
+                shapes = [tuple(v.shape) for v in found]
+                return f"each slope is one number, a mean over the stories; yours have {shapes}"
+            values = torch.stack(found)
+            error, e = w * x + b - y, w * x - y
             right = torch.stack([(2 * error * x).mean(), (2 * error).mean()])
-            if values.shape != (2,):
-                return f"each slope is one number; yours have shape {tuple(values.shape[1:])}"
             if torch.allclose(values, right):
                 continue
             if torch.allclose(values, right.flip(0)):
@@ -73,21 +89,39 @@ def gradient(answer: Callable[..., Sequence[Any]]) -> str | None:
                 return "the sign is the wrong way round: the error is prediction minus truth"
             if torch.allclose(values[1], right[1]):
                 return "the slope for b is right; for w, each error counts x times as much"
-            return f"at w = {w}, b = {b} the slopes are {right.tolist()}, not {values.tolist()}"
+            if torch.allclose(values * 3, right * n):
+                return "divide by the number of stories, which is not always 3"
+            if torch.allclose(values, torch.stack([(2 * e * x).mean(), (2 * e).mean()])):
+                return "the prediction is w * x + b: b is missing"
+            both = [", ".join(f"{v:.3f}" for v in pair) for pair in (right, values)]
+            return f"at w = {w}, b = {b} the slopes are {both[0]}, not {both[1]}"
     return None
 
 
-@exercise("00.3", "look at the shape of the difference")
+@exercise(
+    "00.3",
+    "look at the shape of the difference",
+    "before you subtract, look at both shapes: (N, 1) minus (N,) is (N, N), in silence",
+)
 def mean_squared_error(answer: Callable[[Tensor, Tensor], Any]) -> str | None:
     generator = torch.Generator().manual_seed(1)
     for n in (3, 8):
         predicted, target = torch.rand(2, n, generator=generator)
         wanted = ((predicted - target) ** 2).mean()
         for given in (predicted[:, None], predicted):
-            found = torch.as_tensor(answer(given.clone(), target.clone()))
             shapes = f"predictions {tuple(given.shape)} and targets {tuple(target.shape)}"
+            leaf = given.clone().requires_grad_()
+            try:
+                found = answer(leaf, target.clone())
+            except NotImplementedError:  # a RuntimeError, and a stub
+                raise
+            except (IndexError, RuntimeError) as error:
+                return f"for {shapes} your answer raised {type(error).__name__}: {error}"
+            found = torch.as_tensor(found)
             if found.shape != ():
                 return f"for {shapes} one number is asked, not a tensor of {tuple(found.shape)}"
+            if torch.isclose(found, wanted) and not found.requires_grad:
+                return "the number is right, but no gradient reaches the predictions: stay in torch"
             if torch.isclose(found, wanted):
                 continue
             if torch.isclose(found, ((predicted[:, None] - target) ** 2).mean()):
@@ -96,7 +130,11 @@ def mean_squared_error(answer: Callable[[Tensor, Tensor], Any]) -> str | None:
     return None
 
 
-@exercise("00.4", "the loop of this chapter, with three parameters instead of two")
+@exercise(
+    "00.4",
+    "the loop of this chapter, with three parameters instead of two",
+    "the same loop fits any model whose loss has a gradient",
+)
 def fit_parabola(answer: Callable[[Tensor, Tensor], Sequence[float]]) -> str | None:
     x = torch.linspace(-1, 1, 21)
     for a, b, c in ((1.0, -0.5, 0.25), (-2.0, 1.0, 3.0)):
@@ -108,9 +146,10 @@ def fit_parabola(answer: Callable[[Tensor, Tensor], Sequence[float]]) -> str | N
         if far <= 0.01:
             continue
         if not all(abs(v) < 1e6 for v in values):
-            return f"the parameters ran away ({values}): a smaller learning rate"
+            return "the parameters ran away: a step against the gradient? a smaller learning rate?"
         if max(abs(v - r) for v, r in zip(values[::-1], (a, b, c), strict=True)) <= 0.01:
             return "the right numbers in the wrong order: a belongs to x squared"
         names = ", ".join(f"{v:.3f}" for v in values)
-        return f"for {a}, {b}, {c} you return {names}: more steps, or a larger learning rate?"
+        advice = "more steps? gradients cleared after each step? all shapes (N,)?"
+        return f"for {a}, {b}, {c} you return {names}: {advice}"
     return None
