@@ -170,9 +170,11 @@ class _TiledAttention(Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        bias = ctx.saved_tensors[-1]
+        q, k, v, out, lse, mask, bias = ctx.saved_tensors
         grad_bias = torch.zeros_like(bias) if ctx.needs_input_grad[4] else None
-        gradients = _backward_tiles(grad, *ctx.saved_tensors, ctx.is_causal, ctx.scale, grad_bias)
+        gradients = _backward_tiles(
+            grad, q, k, v, out, lse, mask, bias, ctx.is_causal, ctx.scale, grad_bias
+        )
         return *gradients, None, grad_bias, None, None
 
 
