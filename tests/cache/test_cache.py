@@ -171,19 +171,19 @@ def test_a_fork_of_pages_copies_one_block():
     base = new("paged", batch_size=1, layers=1)
     feed(base, tokens(10, batch_size=1, layers=1))  # blocks of 4: two full ones, one half full
     pool = base[0].pool
-    used = len(pool.holders) - len(pool.free)
+    used = len(pool.ref_counts) - len(pool.free)
     twin = base.fork()
-    assert used == 3 and len(pool.holders) - len(pool.free) == used
+    assert used == 3 and len(pool.ref_counts) - len(pool.free) == used
     feed(twin, tokens(1, 1, batch_size=1, layers=1))
-    assert len(pool.holders) - len(pool.free) == used + 1
-    assert twin[0].table[0][:2] == base[0].table[0][:2]
-    assert twin[0].table[0][2] != base[0].table[0][2]
+    assert len(pool.ref_counts) - len(pool.free) == used + 1
+    assert twin[0].block_table[0][:2] == base[0].block_table[0][:2]
+    assert twin[0].block_table[0][2] != base[0].block_table[0][2]
     feed(base, tokens(1, 2, batch_size=1, layers=1))  # now the only holder: writes in place
-    assert len(pool.holders) - len(pool.free) == used + 1
+    assert len(pool.ref_counts) - len(pool.free) == used + 1
     del twin
-    assert len(pool.holders) - len(pool.free) == used
+    assert len(pool.ref_counts) - len(pool.free) == used
     base.reset()
-    assert len(pool.free) == len(pool.holders)
+    assert len(pool.free) == len(pool.ref_counts)
 
 
 def test_same_contents_as_transformers_caches():
