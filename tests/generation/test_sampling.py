@@ -1,4 +1,4 @@
-"""Filters against transformers' processors, draws against chi-square, search recomputed."""
+"""Logits processors against transformers', draws against chi-square, search recomputed."""
 
 import math
 from functools import partial
@@ -49,7 +49,7 @@ CASES = [
 
 @pytest.mark.parametrize("case", range(len(CASES)))
 @pytest.mark.parametrize("seed", range(5))
-def test_filter_equals_transformers(case, seed):
+def test_processor_equals_transformers(case, seed):
     ours, theirs = CASES[case]
     x, ids = random_logits(seed), previous(seed)
     torch.testing.assert_close(ours(x, ids), theirs(ids, x.clone()), rtol=1e-6, atol=0)
@@ -70,11 +70,11 @@ def test_chain_equals_transformers_in_order(k):
         )
 
 
-def test_a_sampler_is_filters_and_a_draw():
+def test_a_sampler_is_processors_and_a_draw():
     options = {"temperature": 0.7, "top_k": 90, "top_p": 0.9, "min_p": 0.01}
     options |= {"repetition_penalty": 1.3, "presence_penalty": 0.2, "frequency_penalty": 0.1}
     x, ids = random_logits(3), previous(3)
-    chain, sampler = sampling.Filters(**options), Sampler(**options, seed=5)
+    chain, sampler = Sampler(**options), Sampler(**options, seed=5)
     assert torch.equal(chain.process(x, ids), sampler.process(x, ids))
     shares = chain.probabilities(x, ids)
     torch.testing.assert_close(shares.sum(-1), torch.ones(B))
@@ -104,7 +104,7 @@ def test_negative_ids_are_no_tokens():
         torch.testing.assert_close(function(x, padded, 1.5), function(x, ids, 1.5))
 
 
-def test_filters_keep_the_dtype():
+def test_processors_keep_the_dtype():
     ids = previous(0)
     for dtype in (torch.bfloat16, torch.float64):
         x = random_logits(0, holes=False).to(dtype)
