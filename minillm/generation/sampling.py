@@ -7,7 +7,7 @@ The logits processors are pure functions (B, V) -> (B, V) in which a forbidden t
 # Built from notebooks/08_sampling.ipynb: edit there, then make build.
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from numbers import Integral
 
@@ -16,17 +16,19 @@ from torch import Tensor
 
 __all__ = [
     "GREEDY",
-    "Filters",
     "Sampler",
     "draw",
     "draw_exponential",
     "draw_gumbel",
+    "end_ids",
+    "enforce_min_new_tokens",
     "frequency_penalty",
     "min_p",
     "presence_penalty",
     "repetition_penalty",
     "speculative_step",
     "temperature",
+    "to_float64",
     "top_k",
     "top_p",
 ]
@@ -160,7 +162,7 @@ def draw(probabilities: Tensor, uniform: Tensor) -> Tensor:
 
     Shape: probabilities (B, V), uniform (B,) in [0, 1) -> ids (B,).
     """
-    cumulative = _double(probabilities).cumsum(-1)
+    cumulative = to_float64(probabilities).cumsum(-1)
     target = uniform.to(cumulative.device, torch.float64)[:, None] * cumulative[:, -1:]
     ids = torch.searchsorted(cumulative, target, right=True)[:, 0].to(probabilities.device)
     # Rounding must not carry us beyond the last possible token.
@@ -168,7 +170,7 @@ def draw(probabilities: Tensor, uniform: Tensor) -> Tensor:
     return torch.minimum(ids, last)
 
 
-def _double(x: Tensor) -> Tensor:
+def to_float64(x: Tensor) -> Tensor:
     """In float64, which Apple's GPUs do not have: from there, on the CPU."""
     return (x.cpu() if x.device.type == "mps" else x).double()
 
@@ -185,77 +187,8 @@ def draw_gumbel(logits: Tensor, *, generator: torch.Generator | None = None) -> 
     return (logits - clocks.clamp(min=torch.finfo(clocks.dtype).tiny).log()).argmax(-1)
 
 
-def _penalise(
-    x: Tensor, previous_ids: Tensor, repetition: float, presence: float, frequency: float
-) -> Tensor:
-    """The three penalties, in this order; one that would change nothing is left out."""
-    if repetition != 1:
-        x = repetition_penalty(x, previous_ids, repetition)
-    if presence:
-        x = presence_penalty(x, previous_ids, presence)
-    if frequency:
-        x = frequency_penalty(x, previous_ids, frequency)
-    return x
-
-
 @dataclass
-class Filters:
-    """Penalties, temperature, top-k, top-p, min-p, in this order; temperature 0 keeps the best."""
-
-    temperature: float = 1.0
-    top_k: int | None = None
-    top_p: float | None = None
-    min_p: float | None = None
-    repetition_penalty: float = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-
-    def __post_init__(self) -> None:
-        if not self.temperature >= 0:
-            raise ValueError(f"temperature must be >= 0, got {self.temperature}")
-        if not self.repetition_penalty > 0:
-            raise ValueError(f"repetition_penalty must be > 0, got {self.repetition_penalty}")
-        probe = torch.zeros(1, 2)
-        for value, cut in ((self.top_k, top_k), (self.top_p, top_p), (self.min_p, min_p)):
-            if value is not None:
-                cut(probe, value)
-
-    def process(self, logits: Tensor, previous_ids: Tensor | None = None) -> Tensor:
-        """Filtered logits in float32, -inf where a token is out. Shape: (B, V) -> (B, V)."""
-        x = self.penalise(logits, previous_ids)
-        return top_k(x, 1) if self.temperature == 0 else self._cut(x)
-
-    def penalise(self, logits: Tensor, previous_ids: Tensor | None = None) -> Tensor:
-        """After penalties and temperature, in float32, checked. Shape: (B, V) -> (B, V)."""
-        if logits.ndim != 2 or not logits.numel():
-            raise ValueError(f"logits must be (B, V), not empty, got {tuple(logits.shape)}")
-        x = logits.float()
-        if previous_ids is not None:
-            penalties = self.repetition_penalty, self.presence_penalty, self.frequency_penalty
-            x = _penalise(x, previous_ids, *penalties)
-        if self.temperature != 0:
-            x = temperature(x, self.temperature)
-        _finite_maximum(x)  # here it sees what was wrong from the start and what has overflowed
-        return x
-
-    def _cut(self, x: Tensor) -> Tensor:
-        """Top-k, top-p and min-p; after top-k the others need to look at its k survivors only."""
-        values, ids = x, None
-        if self.top_k is not None and self.top_k < x.shape[-1]:
-            values, ids = x.topk(self.top_k, dim=-1)
-        if self.top_p is not None:
-            values = top_p(values, self.top_p)
-        if self.min_p is not None:
-            values = min_p(values, self.min_p)
-        return values if ids is None else _scatter(values, ids, x)
-
-    def probabilities(self, logits: Tensor, previous_ids: Tensor | None = None) -> Tensor:
-        """The distribution drawn from. Shape: (B, V) -> (B, V), rows sum to 1."""
-        return self.process(logits, previous_ids).softmax(-1)
-
-
-@dataclass
-class Sampler(Filters):
+class Sampler:
     """Chooses one token a row from logits: penalties, temperature, top-k, top-p, min-p, draw.
 
     `temperature=0` is greedy. With `seed` an int, row b has its own stream seeded with `seed + b`;
@@ -267,10 +200,27 @@ class Sampler(Filters):
         only, be it in the logits or after penalties and temperature (which may overflow).
     """
 
+    temperature: float = 1.0
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
     seed: int | Sequence[int] | None = None
 
     def __post_init__(self) -> None:
-        super().__post_init__()
+        if not self.temperature >= 0:
+            raise ValueError(f"temperature must be >= 0, got {self.temperature}")
+        if not self.repetition_penalty > 0:
+            raise ValueError(f"repetition_penalty must be > 0, got {self.repetition_penalty}")
+        probe = torch.zeros(1, 2)  # each processor knows its own range
+        if self.top_k is not None:
+            top_k(probe, self.top_k)
+        if self.top_p is not None:
+            top_p(probe, self.top_p)
+        if self.min_p is not None:
+            min_p(probe, self.min_p)
         self.reset()
 
     def reset(self) -> None:
@@ -279,13 +229,19 @@ class Sampler(Filters):
 
     def stream(self, row: int) -> torch.Generator | None:
         """What row `row` draws with; without a seed None, torch's own."""
-        while self.seed is not None and len(self._streams) <= row:
-            b, one = len(self._streams), isinstance(self.seed, Integral)
-            if not one and b >= len(self.seed):
-                raise ValueError(f"{row + 1} rows but only {len(self.seed)} seeds")
-            seed = self.seed + b if one else self.seed[b]
-            self._streams.append(torch.Generator().manual_seed(int(seed)))
-        return None if self.seed is None else self._streams[row]
+        seed = self.seed
+        if seed is None:
+            return None
+        while len(self._streams) <= row:
+            b = len(self._streams)
+            if isinstance(seed, int | Integral):
+                own = int(seed) + b
+            elif b < len(seed):
+                own = int(seed[b])
+            else:
+                raise ValueError(f"{row + 1} rows but only {len(seed)} seeds")
+            self._streams.append(torch.Generator().manual_seed(own))
+        return self._streams[row]
 
     def uniform(self, rows: int) -> Tensor:
         """One number in [0, 1) from each row's own stream. Shape: -> (rows,)."""
@@ -295,15 +251,71 @@ class Sampler(Filters):
         streams = self._streams[:rows]
         return torch.cat([torch.rand(1, generator=g, dtype=torch.float64) for g in streams])
 
+    def process(self, logits: Tensor, previous_ids: Tensor | None = None) -> Tensor:
+        """Processed logits in float32, -inf where a token is out. Shape: (B, V) -> (B, V)."""
+        x = self._penalize(logits, previous_ids)
+        return top_k(x, 1) if self.temperature == 0 else self._truncate(x)
+
+    def probabilities(self, logits: Tensor, previous_ids: Tensor | None = None) -> Tensor:
+        """The distribution drawn from. Shape: (B, V) -> (B, V), rows sum to 1."""
+        return self.process(logits, previous_ids).softmax(-1)
+
     def __call__(self, logits: Tensor, previous_ids: Tensor | None = None) -> Tensor:
         """Shape: logits (B, V), previous_ids (B, T) -> ids (B,)."""
         if self.temperature == 0:  # what top-k would leave is the best token in any case
-            return self.penalise(logits, previous_ids).argmax(-1)
-        processed = self.process(logits, previous_ids)
-        return draw(processed.softmax(-1), self.uniform(logits.shape[0]))
+            return self._penalize(logits, previous_ids).argmax(-1)
+        return draw(self.probabilities(logits, previous_ids), self.uniform(len(logits)))
+
+    def _penalize(self, logits: Tensor, previous_ids: Tensor | None) -> Tensor:
+        """After penalties and temperature, in float32, checked. Shape: (B, V) -> (B, V)."""
+        if logits.ndim != 2 or not logits.numel():
+            raise ValueError(f"logits must be (B, V), not empty, got {tuple(logits.shape)}")
+        x = logits.float()
+        if previous_ids is not None:  # a penalty that would change nothing is left out
+            if self.repetition_penalty != 1:
+                x = repetition_penalty(x, previous_ids, self.repetition_penalty)
+            if self.presence_penalty:
+                x = presence_penalty(x, previous_ids, self.presence_penalty)
+            if self.frequency_penalty:
+                x = frequency_penalty(x, previous_ids, self.frequency_penalty)
+        if self.temperature != 0:
+            x = temperature(x, self.temperature)
+        _finite_maximum(x)  # here it sees what was wrong from the start and what has overflowed
+        return x
+
+    def _truncate(self, x: Tensor) -> Tensor:
+        """Top-k, top-p and min-p; after top-k the others need to look at its k survivors only."""
+        values, ids = x, None
+        if self.top_k is not None and self.top_k < x.shape[-1]:
+            values, ids = x.topk(self.top_k, dim=-1)
+        if self.top_p is not None:
+            values = top_p(values, self.top_p)
+        if self.min_p is not None:
+            values = min_p(values, self.min_p)
+        return values if ids is None else _scatter(values, ids, x)
 
 
 GREEDY = Sampler(temperature=0.0)
+
+
+def end_ids(eos_token_id: int | Iterable[int] | None) -> tuple[int, ...]:
+    """The tokens that end a text; a config or a caller names none, one or several."""
+    if eos_token_id is None:
+        return ()
+    return (eos_token_id,) if isinstance(eos_token_id, int | Integral) else tuple(eos_token_id)
+
+
+def enforce_min_new_tokens(
+    logits: Tensor, ends: Collection[int], num_new: int, minimum: int
+) -> Tensor:
+    """Forbid the end tokens `ends` while `num_new`, the number of new tokens, is below `minimum`.
+
+    Shape: (B, V) -> (B, V).
+    """
+    if num_new >= minimum or not ends:
+        return logits
+    forbidden = torch.tensor(sorted(ends), device=logits.device)
+    return logits.index_fill(-1, forbidden, -math.inf)
 
 
 def speculative_step(
@@ -324,7 +336,7 @@ def speculative_step(
     if K == 0 or target_probs.shape != (B, K + 1, V) or draft_ids.shape != (B, K):
         shapes = [tuple(x.shape) for x in (draft_probs, target_probs, draft_ids)]
         raise ValueError(f"draft_probs, target_probs, draft_ids do not fit: {shapes}")
-    draft, target = _double(draft_probs), _double(target_probs)
+    draft, target = to_float64(draft_probs), to_float64(target_probs)
     ids = draft_ids.to(target.device)[..., None]
     p, q = target[:, :K].gather(-1, ids)[..., 0], draft.gather(-1, ids)[..., 0]  # (B, K)
     chance = torch.rand(B, K, generator=generator, dtype=torch.float64).to(p.device)
