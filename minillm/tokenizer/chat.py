@@ -82,7 +82,7 @@ def _environment() -> Environment:
     class Generation(Extension):
         """{% generation %} marks what an assistant says, for training; here it changes nothing."""
 
-        tags = frozenset({"generation"})
+        tags = {"generation"}  # noqa: RUF012 (as Jinja declares it)
 
         def parse(self, parser: Parser) -> list[nodes.Node]:
             next(parser.stream)

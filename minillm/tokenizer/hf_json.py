@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from minillm.tokenizer.bpe import find_merges
 from minillm.tokenizer.chat import choose_template
 from minillm.tokenizer.pretokenizer import GPT2_PATTERN
+from minillm.tokenizer.trainer import bytes_to_unicode
 from minillm.utils import replacing
 
 __all__ = [
@@ -40,15 +41,7 @@ __all__ = [
 
 DIGEST = "minillm_sha256"  # in the model's part of our files; other readers pass over it
 
-
-def _stand_ins() -> dict[int, str]:
-    """GPT-2's printable stand-in for each byte: itself, or the next letter from U+0100 on."""
-    printable = {*range(33, 127), *range(161, 173), *range(174, 256)}
-    rest = iter(range(256, 512))
-    return {byte: chr(byte if byte in printable else next(rest)) for byte in range(256)}
-
-
-_STAND_IN = _stand_ins()
+_STAND_IN = bytes_to_unicode()
 
 _BYTE = {character: byte for byte, character in _STAND_IN.items()}
 
@@ -84,16 +77,16 @@ def check_merges(
     for left, right in merges:
         rank = ranks.get(left + right)
         if rank is None or left not in ranks or right not in ranks:
-            raise ValueError(f"the merge of {left} and {right} is not in the vocabulary")
+            raise ValueError(f"the merge of {left!r} and {right!r} is not in the vocabulary")
         if rank < last:
-            raise ValueError(f"the merge of {left} and {right} is out of the order of ids")
+            raise ValueError(f"the merge of {left!r} and {right!r} is out of the order of ids")
         last = rank
         listed[left + right].add((left, right))
     for token, parts in find_merges(ranks):
         if len(parts) == 2 and tuple(parts) not in listed[token]:
-            raise ValueError(f"{token} should be merged from {parts}, which is not listed")
+            raise ValueError(f"{token!r} should be merged from {parts}, which is not listed")
         if len(parts) > 2 and not (whole_words and listed[token] == {*splits(token, ranks)}):
-            raise ValueError(f"no merge makes the token {token}, and ignore_merges does not help")
+            raise ValueError(f"no merge makes the token {token!r}, and ignore_merges does not help")
 
 
 def digest(content: Mapping[str, Any]) -> str:
@@ -178,7 +171,7 @@ def _pattern(pre_tokenizer: Mapping[str, Any] | None) -> str:
 def _begin_token(processor: Mapping[str, Any] | None) -> str | None:
     """The begin token that a post-processor adds to a text, if it adds any."""
     steps = [processor] if processor else []
-    if steps and processor["type"] == "Sequence":
+    if processor and processor["type"] == "Sequence":
         steps = processor["processors"]
     steps = [step for step in steps if step["type"] != "ByteLevel"]  # that one moves offsets only
     if not steps:
@@ -224,7 +217,8 @@ def to_json(tokenizer: "BPETokenizer") -> dict[str, Any]:
     `ignore_merges` lets a whole word be one of them, as Llama 3's file does.
     Raises: ValueError if a special or added token is spelled as the file spells another.
     """
-    ranks, merges, whole_words = tokenizer.ranks, [], False
+    ranks, whole_words = tokenizer.ranks, False
+    merges: list[tuple[bytes, ...]] = []
     for token, parts in find_merges(ranks):
         whole_words |= len(parts) > 2
         merges += [tuple(parts)] if len(parts) == 2 else splits(token, ranks)
@@ -236,9 +230,9 @@ def to_json(tokenizer: "BPETokenizer") -> dict[str, Any]:
     split["pattern"] = {"Regex": tokenizer.pattern}
     level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
     level["use_regex"] = False
-    model = {"type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": None}
-    model |= {"end_of_word_suffix": None, "fuse_unk": False, "byte_fallback": False}
-    model |= {"ignore_merges": whole_words}
+    model: dict[str, Any] = {"type": "BPE", "dropout": None, "unk_token": None}
+    model |= {"continuing_subword_prefix": None, "end_of_word_suffix": None, "fuse_unk": False}
+    model |= {"byte_fallback": False, "ignore_merges": whole_words}
     model["vocab"] = _vocabulary(ranks, named)
     model["merges"] = [[spell(left), spell(right)] for left, right in merges]
     content = {
@@ -268,7 +262,7 @@ def _vocabulary(ranks: Mapping[bytes, int], named: Mapping[str, int]) -> dict[st
     vocab = {spell(token): i for token, i in ranks.items()}
     if alike := vocab.keys() & named.keys():
         token = min(alike)
-        raise ValueError(f"a file cannot tell the token {unspell(token)} from the name {token!r}")
+        raise ValueError(f"a file cannot tell the token {unspell(token)!r} from the name {token!r}")
     return _by_id({**vocab, **named})
 
 
@@ -343,12 +337,12 @@ def read_tiktoken(path: Path) -> dict[bytes, int]:
     last = -1
     for number, line in enumerate(path.read_bytes().splitlines(), 1):
         try:
-            token, rank = line.split()
-            token, rank = base64.b64decode(token, validate=True), int(rank)
+            spelled, digits = line.split()
+            token, rank = base64.b64decode(spelled, validate=True), int(digits)
         except (ValueError, binascii.Error):
             raise ValueError(f"{path}, line {number} is damaged: {line[:60]!r}") from None
         if rank <= last or token in ranks:
-            raise ValueError(f"{path}, line {number}: rank {rank} after {last}, token {token}")
+            raise ValueError(f"{path}, line {number}: rank {rank} after {last}, token {token!r}")
         ranks[token] = last = rank
     return ranks
 

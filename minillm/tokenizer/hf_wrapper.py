@@ -15,7 +15,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from minillm.tokenizer.bpe import BEGIN_TOKENS, END_TOKENS, BPETokenizer, StreamDecoder, Vocabulary
+from minillm.tokenizer.bpe import BEGIN_TOKENS, END_TOKENS, BPETokenizer, StreamDecoder
 from minillm.tokenizer.chat import choose_template, render_chat
 from minillm.tokenizer.hf_json import DIGEST, unspell
 from minillm.tokenizer.pretokenizer import well_formed
@@ -122,7 +122,8 @@ class WrappedTokenizer:
         self.bos_token = bos_token or next((name for name in BEGIN_TOKENS if name in known), None)
         self.eos_token = eos_token or next((name for name in END_TOKENS if name in known), None)
         self.pad_token = pad_token or self.eos_token
-        self.add_bos = tokenizer.encode("").ids[:1] == [self.bos_token_id]
+        begin = None if self.bos_token is None else tokenizer.token_to_id(self.bos_token)
+        self.add_bos = tokenizer.encode("").ids[:1] == [begin]
         spellings = sorted(map(re.escape, known), key=len, reverse=True)
         self._special = re.compile("|".join(spellings) or "(?!)")
         self._as_bytes = token_reader(tokenizer.decoder)
@@ -188,9 +189,9 @@ class WrappedTokenizer:
         yield from self.encode("".join(texts), allowed_special="all")
 
     # these need nothing but the methods and names that both kinds of tokenizers have
-    encode_batch, pad = BPETokenizer.encode_batch, Vocabulary.pad
-    bos_token_id, eos_token_id = Vocabulary.bos_token_id, Vocabulary.eos_token_id
-    pad_token_id = Vocabulary.pad_token_id
+    encode_batch, pad = BPETokenizer.encode_batch, BPETokenizer.pad
+    bos_token_id, eos_token_id = BPETokenizer.bos_token_id, BPETokenizer.eos_token_id
+    pad_token_id = BPETokenizer.pad_token_id
 
     def decode_bytes(self, ids: Iterable[int]) -> bytes:
         """The bytes that the tokens stand for. Raises: ValueError for an unknown id."""
@@ -221,7 +222,7 @@ class WrappedTokenizer:
 
     def decoder(self) -> StreamDecoder:
         """A decoder for ids that arrive one by one, as the continuation of a text."""
-        return StreamDecoder(self)
+        return StreamDecoder(self.decode_bytes)
 
     def apply_chat_template(
         self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True

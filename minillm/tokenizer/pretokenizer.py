@@ -15,6 +15,7 @@ __all__ = [
     "GPT4_PATTERN",
     "KEEP",
     "LLAMA3_PATTERN",
+    "PATTERNS",
     "QWEN2_PATTERN",
     "PreTokenizer",
     "well_formed",
@@ -31,6 +32,13 @@ LLAMA3_PATTERN = GPT4_PATTERN  # Llama 3 took it over letter by letter
 
 QWEN2_PATTERN = GPT4_PATTERN.replace(r"\p{N}{1,3}", r"\p{N}")  # one digit a token
 
+PATTERNS = {
+    "gpt2": GPT2_PATTERN,
+    "gpt4": GPT4_PATTERN,
+    "llama3": LLAMA3_PATTERN,
+    "qwen2": QWEN2_PATTERN,
+}
+
 
 def well_formed(text: str) -> str:
     """Text that UTF-8 can write: surrogate pairs joined, lone surrogates replaced by U+FFFD."""
@@ -41,11 +49,13 @@ def well_formed(text: str) -> str:
     return text
 
 
-_PUBLISHED = (GPT2_PATTERN, GPT4_PATTERN, QWEN2_PATTERN)
+class PreTokenizer:
+    """Cut text into words (pre-tokens) by a pattern, or first into chunks that are cheap to find.
 
+    For the published patterns, ASCII goes to `re`, which is twice as quick as `regex`.
 
-class _Words:
-    """The words of a text by a pattern; of ASCII by the quicker `re`, if it was published."""
+    Raises: ValueError if the pattern is no regular expression, or captures groups.
+    """
 
     def __init__(self, pattern: str) -> None:
         try:
@@ -54,7 +64,7 @@ class _Words:
             raise ValueError(f"{pattern!r} is not a regular expression: {error}") from None
         if compiled.groups:
             raise ValueError(f"{pattern!r} captures groups: write (?:...) instead of (...)")
-        self.pattern, self.published = pattern, pattern in _PUBLISHED
+        self.pattern, self.published = pattern, pattern in PATTERNS.values()
         self._find = compiled.findall
         if self.published:
             letters = pattern.replace(r"[^\r\n\p{L}\p{N}]", r"[^\r\nA-Za-z0-9]")
@@ -73,22 +83,6 @@ class _Words:
         if sum(map(len, words)) != len(text):
             raise ValueError(f"the pattern {self.pattern!r} leaves out parts of {text[:40]!r}")
         return words
-
-
-KEEP = 1000  # characters behind a cut, so that no special token straddles it
-
-_SPACE = re.compile(r" (?=\S)")
-
-_BORDER = regex.compile(r"(?r)(?<=[\p{L}\p{N}])(?=[^\p{L}\p{N}\p{M}])")  # (?r): from the end
-
-
-class PreTokenizer(_Words):
-    """Cut text into words by a pattern, or first into coarser chunks that are cheap to find.
-
-    For the published patterns, ASCII goes to `re`, which is twice as quick as `regex`.
-
-    Raises: ValueError if the pattern is no regular expression, or captures groups.
-    """
 
     def chunks(self, text: str) -> list[str]:
         """Cut before each space that a visible character follows, and drop that space.
@@ -125,3 +119,10 @@ class PreTokenizer(_Words):
             if match.start() < cut < match.end():
                 return match.start()
         return cut
+
+
+KEEP = 1000  # characters behind a cut, so that no special token straddles it
+
+_SPACE = re.compile(r" (?=\S)")
+
+_BORDER = regex.compile(r"(?r)(?<=[\p{L}\p{N}])(?=[^\p{L}\p{N}\p{M}])")  # (?r): from the end
