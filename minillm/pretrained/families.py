@@ -12,7 +12,7 @@ from typing import Any
 
 from minillm.config import FAMILIES, ModelConfig
 
-__all__ = ["ARCHITECTURES", "read_config", "write_config"]
+__all__ = ["ARCHITECTURES", "check_value", "read_config", "write_config"]
 
 ARCHITECTURES = {
     "llama": "LlamaForCausalLM",
@@ -144,15 +144,14 @@ _ROPE_KINDS: dict[str, _Kind] = {
 }
 
 
-def _check_kinds(
-    values: Mapping[str, Any], kinds: Mapping[str, _Kind], spelling: Mapping[str, str], where: str
+def check_value(
+    key: str, value: Any, kinds: Mapping[str, _Kind] = _KINDS, *, spelling: str | None = None
 ) -> None:
-    """Raises: ValueError, with the file's key and value, for the first of another kind."""
-    for key, value in values.items():
-        words, fits = kinds.get(key, ("", lambda _: True))
-        if value is not None and not fits(value):
-            given = repr(value) if len(repr(value)) < 200 else f"{repr(value)[:200]}..."
-            raise ValueError(f"{where}{spelling.get(key, key)} must be {words}, not {given}")
+    """Raises: ValueError, with the key as the file spells it, for a value of another kind."""
+    words, fits = kinds.get(key, ("", lambda _: True))
+    if value is not None and not fits(value):
+        given = repr(value) if len(repr(value)) < 200 else f"{repr(value)[:200]}..."
+        raise ValueError(f"{spelling or key} must be {words}, not {given}")
 
 
 # Keys without effect on the logits of a finished model.
@@ -191,7 +190,8 @@ def read_config(data: Mapping[str, Any]) -> dict[str, Any]:
             raise ValueError(f"{key}={data[key]!r} is not supported: {meaning}")
     theirs = {v: k for k, v in _SPELLING.get(kind, {}).items()}
     found = {theirs.get(k, k): v for k, v in data.items() if k not in _ONLY and v is not None}
-    _check_kinds(found, _KINDS, _SPELLING.get(kind, {}), "")
+    for key, value in found.items():
+        check_value(key, value, spelling=_SPELLING.get(kind, {}).get(key))
     sizes = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads")
     missing = [_SPELLING.get(kind, {}).get(k, k) for k in sizes if k not in found]
     if missing:
@@ -229,7 +229,8 @@ def _read_rope(found: dict[str, Any], data: Mapping[str, Any]) -> None:
     both = {**(data.get("rope_scaling") or {}), **(data.get("rope_parameters") or {})}
     if any(isinstance(v, dict) for v in both.values()):
         raise ValueError(f"rope_parameters that differ by layer are not supported: {both}")
-    _check_kinds(both, _ROPE_KINDS, {}, "rope_parameters: ")
+    for key, value in both.items():
+        check_value(key, value, _ROPE_KINDS, spelling=f"rope_parameters: {key}")
     if both.pop("partial_rotary_factor", 1.0) != 1.0:
         raise ValueError("rope_parameters: rotating only a part of each head is not supported")
     theta = both.pop("rope_theta", data.get("rope_theta"))

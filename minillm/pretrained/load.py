@@ -13,6 +13,7 @@ import tempfile
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from torch import Tensor, nn
 from minillm.config import ModelConfig
 from minillm.model import CausalLM
 from minillm.nn.layers import ACTIVATIONS
+from minillm.pretrained.families import check_value
 from minillm.pretrained.weights import read_weights, write_weights
 from minillm.tokenizer.hf_wrapper import load_tokenizer
 from minillm.utils import read_json, recover, resolve, transaction, write_json
@@ -188,19 +190,21 @@ def _state_of(model: CausalLM) -> dict[str, Tensor]:
 
     Raises: ValueError if the model has others: loaded again, it would be another model.
     """
-    from minillm.fast.packed import PackedLM
-
     state = model.state_dict()
-    if isinstance(model, PackedLM):  # a copy of the weights lies beside the model's own
-        state = {k: v for k, v in state.items() if k.startswith(("model.", "lm_head."))}
+    if type(model) is not CausalLM:
+        from minillm.fast.packed import PackedLM
+
+        if isinstance(model, PackedLM):  # a copy of the weights lies beside the model's own
+            state = {k: v for k, v in state.items() if k.startswith(("model.", "lm_head."))}
     with torch.device("meta"):
-        wanted = CausalLM(model.config).state_dict()
-    if strange := sorted(state.keys() ^ wanted.keys()):
-        kind = type(model).__name__
-        raise ValueError(
-            f"a {kind} cannot be saved: more or fewer weights than its config says: "
-            f"{_some(strange)}"
-        )
+        wanted = CausalLM(replace(model.config, num_hidden_layers=1)).state_dict()
+    layers = model.config.num_hidden_layers
+    number = sum(layers if name.startswith("model.layers.") else 1 for name in wanted)
+    in_layer = re.compile(r"(?<=^model\.layers\.)[0-9]+(?=\.)")
+    strange = sorted(name for name in state if in_layer.sub("0", name) not in wanted)
+    if strange or len(state) != number:
+        which = f"{len(state)} weights, its config says {number}; not known: {_some(strange)}"
+        raise ValueError(f"a {type(model).__name__} cannot be saved that has {which}")
     return state
 
 
@@ -233,7 +237,13 @@ def _ends(folder: Path) -> dict[str, Any]:
     """The end tokens for generation, which chat models have more of than their config says."""
     path = folder / "generation_config.json"
     ends = read_json(path).get("eos_token_id") if resolve(path).exists() else None
-    return {} if ends is None else {"eos_token_id": ends}
+    if ends is None:
+        return {}
+    try:
+        check_value("eos_token_id", ends)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+    return {"eos_token_id": ends}
 
 
 def check_savable(config: ModelConfig) -> None:

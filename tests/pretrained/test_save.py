@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import sys
@@ -23,6 +24,7 @@ from minillm.pretrained.load import from_pretrained, save_pretrained
 from minillm.tokenizer.bpe import BPETokenizer
 
 TEXTS = ["one fish, two fish, red fish, blue fish", "a cat sat on a mat"]
+transformers.logging.disable_progress_bar()
 SHARDED, WHOLE = {"max_shard_bytes": 15_000}, {}
 
 
@@ -30,7 +32,7 @@ def made(number):
     """One of two models that differ in all that their files say."""
     tokenizer = BPETokenizer.train(TEXTS[number], 270, special_tokens=(f"<|end{number}|>",))
     sizes = (tokenizer.vocab_size, 16, 1, 2, 32)
-    ends = {"eos_token_id": 260 + number, "initializer_range": 0.02 + number}
+    ends = {"eos_token_id": 260 + number, "initializer_range": 0.02 + 0.1 * number}
     return CausalLM(ModelConfig(*sizes, **ends), seed=number), tokenizer
 
 
@@ -59,6 +61,13 @@ def old_folder(folder, options):
 def contents(folder):
     """The files in a folder and below, by name."""
     return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
+def names_drawn(text):
+    """The text or bytes without the random parts of names, so that two runs compare."""
+    if isinstance(text, bytes):
+        return re.sub(rb"saving-[0-9a-f]{16}", b"saving-", text)
+    return re.sub(r"(saving-[0-9a-f]{16}|(?<=[a-z]\.)[a-z0-9_]{8}$)", "", text)
 
 
 def check_no_mixture(found, old, new):
@@ -100,7 +109,7 @@ def test_a_save_cut_at_every_call_that_writes(
     assert not any("saving" in name for name in new) and "generation_config.json" not in new
     either = {fingerprint(base): "old", fingerprint(done): "new"}
     assert len(either) == 2 and counted.count > 40
-    found = Counter()
+    found, examined = Counter(), {}
     for n in range(1, counted.count + 1):
         shutil.rmtree(folder, ignore_errors=True)
         shutil.copytree(base, folder)
@@ -111,12 +120,18 @@ def test_a_save_cut_at_every_call_that_writes(
             save_pretrained(model, tokenizer, folder, **after)
             raise KeyboardInterrupt  # what follows the commit may be interrupted without harm
         left = contents(folder)
+        state = {names_drawn(k): names_drawn(v) for k, v in left.items()}
+        state = tuple(sorted(state.items()))
+        if state in examined:  # many calls leave the same files
+            found[examined[state]] += 1
+            continue
         check_no_mixture(left, old, new)
         with monkeypatch.context() as p:  # who may not write reads the same
             p.setattr(load, "recover", lambda _: (_ for _ in ()).throw(PermissionError("denied")))
             seen = fingerprint(folder)
         assert contents(folder) == left
         assert fingerprint(folder) == seen
+        examined[state] = either[seen]
         found[either[seen]] += 1
         settled = {k: v for k, v in contents(folder).items() if ".saving-" not in k}
         assert settled == (old if either[seen] == "old" else new)
@@ -141,7 +156,7 @@ def test_transformers_finds_one_of_the_models_or_an_error(tmp_path, monkeypatch)
             raise Stopped
         try:
             theirs = transformers.AutoModelForCausalLM.from_pretrained(folder)
-        except (OSError, ValueError):
+        except (OSError, ValueError, load.SafetensorError):
             counts["error"] += 1
             continue
         found = torch.cat([p.flatten() for p in theirs.parameters()]).sum().item()
@@ -220,7 +235,9 @@ def test_a_model_with_more_weights_than_its_config_says_is_refused(tmp_path):
     model.adapter = torch.nn.Linear(2, 2)
     save_pretrained(*MODELS[1], tmp_path)
     before = contents(tmp_path)
-    with pytest.raises(ValueError, match=r"CausalLM cannot be saved.*adapter\.bias, adapter\.wei"):
+    with pytest.raises(
+        ValueError, match=r"CausalLM cannot be saved.*known: adapter\.bias, adapter\.w"
+    ):
         save_pretrained(model, None, tmp_path)
     assert contents(tmp_path) == before
 
