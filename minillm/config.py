@@ -1,13 +1,14 @@
 """The config: which model, of which family, of which sizes; eight families in one dataclass.
 
 Explained in notebooks/10_minillm.ipynb. Keys follow Hugging Face; how the
-families spell them in their files is in `minillm.families`.
+families spell them in their files is in `minillm.pretrained.families`.
 """
 
 # Built from notebooks/10_minillm.ipynb: edit there, then make build.
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import sys
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, fields
 from typing import Any
 
 from minillm.nn.layers import ACTIVATIONS
@@ -29,9 +30,9 @@ class Family:
     qk_norm: bool = False
     qkv_bias: bool = False  # biases on q, k and v, whatever the config says
     bias: bool = False  # biases on all linear layers, where the config gives none
-    parallel: bool = False  # attention and feed-forward side by side
+    parallel_residual: bool = False  # attention and feed-forward side by side
     tied: bool = False  # head and embedding share a matrix, where the config does not say
-    latent: bool = False  # MLA instead of per-head keys and values
+    mla: bool = False  # a latent instead of per-head keys and values
 
 
 _TANH = "gelu_pytorch_tanh"
@@ -45,137 +46,69 @@ FAMILIES: dict[str, Family] = {
     "gpt2": Family(
         True, 1e-5, gated=False, activation="gelu_new", rotary=False, bias=True, tied=True
     ),
-    "falcon": Family(True, 1e-5, gated=False, activation="gelu", parallel=True, tied=True),
-    "deepseek_v3": Family(latent=True),
+    "falcon": Family(True, 1e-5, gated=False, activation="gelu", parallel_residual=True, tied=True),
+    "deepseek_v3": Family(mla=True),
 }
+
+_UNSET: Any = None  # the default of keys that the family fills in, or that only some families have
 
 
 @dataclass(frozen=True)
-class _Keys:
-    """The numbers of a config, and the family that reads them."""
+class ModelConfig:
+    """Everything that fixes a model's shape and arithmetic, under Hugging Face's keys.
+
+    None means: what the family does (`FAMILIES`), or what follows from the other keys.
+    Raises: ValueError, with key and value, for a wrong type, a value out of range, an unknown
+        family, and keys that contradict each other.
+    """
 
     vocab_size: int
     hidden_size: int
     num_hidden_layers: int
     num_attention_heads: int
-    intermediate_size: int | None = None
+    intermediate_size: int = _UNSET
     model_type: str = "llama"
-    num_key_value_heads: int | None = None
-    head_dim: int | None = None
-    hidden_act: str | None = None
+    num_key_value_heads: int = _UNSET
+    head_dim: int = _UNSET
+    hidden_act: str = _UNSET
     max_position_embeddings: int = 2048
-    rms_norm_eps: float | None = None  # also the epsilon of LayerNorm
+    rms_norm_eps: float = _UNSET  # also the epsilon of LayerNorm
     rope_theta: float = 10000.0
     rope_scaling: Mapping[str, Any] | None = None
-    rope_interleave: bool | None = None
-    attention_bias: bool | None = None
-    mlp_bias: bool | None = None
+    rope_interleave: bool = _UNSET
+    attention_bias: bool = _UNSET
+    mlp_bias: bool = _UNSET
     attention_dropout: float = 0.0
     sliding_window: int | None = None
-    tie_word_embeddings: bool | None = None
+    tie_word_embeddings: bool = _UNSET
     initializer_range: float = 0.02
     bos_token_id: int | None = None
     eos_token_id: int | tuple[int, ...] | None = None
     pad_token_id: int | None = None
-    parallel_attn: bool | None = None  # Falcon: attention and feed-forward side by side,
-    num_ln_in_parallel_attn: int | None = None  # under one norm (7B) or two (40B, 180B)
+    parallel_attn: bool = _UNSET  # Falcon: attention and feed-forward side by side,
+    num_ln_in_parallel_attn: int = _UNSET  # under one norm (7B) or two (40B, 180B)
     q_lora_rank: int | None = None  # MLA: ranks of the latents, sizes of the parts of a head
-    kv_lora_rank: int | None = None
-    qk_nope_head_dim: int | None = None
-    qk_rope_head_dim: int | None = None
-    v_head_dim: int | None = None
+    kv_lora_rank: int = _UNSET
+    qk_nope_head_dim: int = _UNSET
+    qk_rope_head_dim: int = _UNSET
+    v_head_dim: int = _UNSET
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.model_type, str) or self.model_type not in FAMILIES:
+            known = ", ".join(FAMILIES)
+            raise ValueError(f"unknown model_type {self.model_type!r}; known are {known}")
+        _check_values(vars(self), needed={f.name for f in fields(self) if f.default is not None})
+        if isinstance(self.eos_token_id, list):
+            object.__setattr__(self, "eos_token_id", tuple(self.eos_token_id))
+        for key, value in _defaults(self).items():
+            if getattr(self, key) is None:
+                object.__setattr__(self, key, value)
+        _check_together(self)
 
     @property
     def family(self) -> Family:
         """What the family does that no key says."""
         return FAMILIES[self.model_type]
-
-
-def _defaults(c: _Keys) -> dict[str, Any]:
-    """What stands for None: the family's habit, or what follows from other keys."""
-    family = c.family
-    return {
-        "num_key_value_heads": c.num_attention_heads,
-        "head_dim": c.qk_rope_head_dim if family.latent else c.hidden_size // c.num_attention_heads,
-        "intermediate_size": None if family.gated else 4 * c.hidden_size,
-        "hidden_act": family.activation,
-        "rms_norm_eps": family.norm_eps,
-        "rope_interleave": family.latent,
-        "attention_bias": family.bias,
-        "mlp_bias": family.bias,
-        "tie_word_embeddings": family.tied,
-        "parallel_attn": family.parallel,
-        "num_ln_in_parallel_attn": 1 if family.parallel else None,
-    }
-
-
-def _check_sizes(c: _Keys) -> None:
-    sizes = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads")
-    optional = (
-        "intermediate_size",
-        "num_key_value_heads",
-        "head_dim",
-        "sliding_window",
-        "kv_lora_rank",
-    )
-    optional += ("q_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
-    for key in (*sizes, *optional, "max_position_embeddings"):
-        value = getattr(c, key)
-        if (value is None and key in optional) or (isinstance(value, int) and value > 0):
-            continue
-        raise ValueError(f"{key} must be a positive integer, not {value!r}")
-    for key, value in (("rms_norm_eps", c.rms_norm_eps), ("rope_theta", c.rope_theta)):
-        if value is not None and not (isinstance(value, int | float) and value > 0):
-            raise ValueError(f"{key} must be a positive number, not {value!r}")
-    if c.head_dim is None and not c.family.latent and c.hidden_size % c.num_attention_heads:
-        heads = f"{c.num_attention_heads} heads"
-        raise ValueError(f"hidden_size {c.hidden_size} does not divide into {heads}: give head_dim")
-
-
-def _check_config(c: _Keys) -> None:
-    H, G, D = c.num_attention_heads, c.num_key_value_heads, c.head_dim
-    latent = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
-    needed = ("intermediate_size", *(latent if c.family.latent else ()))
-    missing = [key for key in needed if getattr(c, key) is None]
-    if missing:
-        raise ValueError(f"a {c.model_type} config lacks {', '.join(missing)}")
-    if c.family.latent and c.attention_bias:
-        raise ValueError("deepseek_v3 with attention_bias=True is not supported")
-    if c.family.latent and (c.attention_dropout or c.qk_rope_head_dim != D):
-        given = f"dropout {c.attention_dropout}, head_dim {D}, qk_rope_head_dim"
-        rule = "deepseek_v3 drops nothing, and its head_dim is what rotates"
-        raise ValueError(f"{rule}: {given} {c.qk_rope_head_dim}")
-    if c.family.latent and H != G:
-        raise ValueError(f"deepseek_v3 has a key and a value for each of its {H} heads, not {G}")
-    if H % G:
-        raise ValueError(f"{H} query heads do not share {G} key/value heads evenly")
-    if c.family.rotary and D % 2:
-        raise ValueError(f"rotary positions turn pairs: head_dim {D} is odd")
-    if not isinstance(c.hidden_act, str) or c.hidden_act not in ACTIVATIONS:
-        raise ValueError(f"unknown hidden_act {c.hidden_act!r}; known are {', '.join(ACTIVATIONS)}")
-    for key in ("bos_token_id", "pad_token_id", "eos_token_id"):
-        ids = c.eos_token_ids if key == "eos_token_id" else (getattr(c, key),)
-        if any(i is not None and not 0 <= i < c.vocab_size for i in ids):
-            raise ValueError(f"{key} {getattr(c, key)} is outside a vocabulary of {c.vocab_size}")
-
-
-@dataclass(frozen=True)
-class ModelConfig(_Keys):
-    """Everything that fixes a model's shape and arithmetic, under Hugging Face's keys.
-
-    None means: what the family does (`FAMILIES`), or what follows from the other keys.
-    Raises: ValueError, with the values, if they contradict each other or the family is unknown.
-    """
-
-    def __post_init__(self) -> None:
-        if self.model_type not in FAMILIES:
-            known = ", ".join(FAMILIES)
-            raise ValueError(f"unknown model_type {self.model_type!r}; known are {known}")
-        _check_sizes(self)
-        for key, value in _defaults(self).items():
-            if getattr(self, key) is None:
-                object.__setattr__(self, key, value)
-        _check_config(self)
 
     @property
     def eos_token_ids(self) -> tuple[int, ...]:
@@ -203,6 +136,9 @@ class ModelConfig(_Keys):
         """
         from minillm.pretrained.families import read_config
 
+        if not isinstance(data, Mapping):
+            raise ValueError(f"a config is a table of keys and values, not {data!r}")
+        _check_values(data)
         return cls(**read_config(data))
 
     def to_dict(self) -> dict[str, Any]:
@@ -210,3 +146,131 @@ class ModelConfig(_Keys):
         from minillm.pretrained.families import write_config
 
         return write_config(self)
+
+
+def _defaults(c: ModelConfig) -> dict[str, Any]:
+    """What stands for None: the family's habit, or what follows from other keys."""
+    family = c.family
+    if not family.mla and c.head_dim is None and c.hidden_size % c.num_attention_heads:
+        heads = f"{c.num_attention_heads} heads"
+        raise ValueError(f"hidden_size {c.hidden_size} does not divide into {heads}: give head_dim")
+    return {
+        "num_key_value_heads": c.num_attention_heads,
+        "head_dim": c.qk_rope_head_dim if family.mla else c.hidden_size // c.num_attention_heads,
+        "intermediate_size": None if family.gated else 4 * c.hidden_size,
+        "hidden_act": family.activation,
+        "rms_norm_eps": family.norm_eps,
+        "rope_interleave": family.mla,
+        "attention_bias": family.bias,
+        "mlp_bias": family.bias,
+        "tie_word_embeddings": family.tied,
+        "parallel_attn": family.parallel_residual,
+        "num_ln_in_parallel_attn": 1 if family.parallel_residual else None,
+    }
+
+
+def _is_int(x: object) -> bool:
+    return isinstance(x, int) and not isinstance(x, bool)
+
+
+def _is_number(x: Any) -> bool:  # neither NaN nor infinite, nor too long for a float
+    return (_is_int(x) or isinstance(x, float)) and abs(x) <= sys.float_info.max
+
+
+_SIZES = (
+    "vocab_size hidden_size num_hidden_layers num_attention_heads num_key_value_heads head_dim "
+    "intermediate_size max_position_embeddings sliding_window q_lora_rank kv_lora_rank "
+    "qk_nope_head_dim qk_rope_head_dim v_head_dim"
+)
+
+# What is asked, in words: the test, and the keys that must pass it, those of files among them.
+_VALUES: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "a table": (lambda x: isinstance(x, Mapping), "rope_scaling rope_parameters"),
+    "a positive integer": (lambda x: _is_int(x) and x > 0, _SIZES),
+    "below 2**31": (lambda x: x < 2**31, _SIZES),
+    "an integer": (
+        _is_int,
+        "bos_token_id pad_token_id max_window_layers first_k_dense_replace n_routed_experts",
+    ),
+    "an integer or several": (
+        lambda x: all(map(_is_int, x if isinstance(x, list | tuple) else [x])),
+        "eos_token_id",
+    ),
+    "1 or 2": (lambda x: _is_int(x) and x in (1, 2), "num_ln_in_parallel_attn"),
+    "a positive number": (
+        lambda x: _is_number(x) and x > 0,
+        "rms_norm_eps rope_theta rope_parameters.rope_theta rope_scaling.rope_theta "
+        "rope_scaling.factor rope_scaling.original_max_position_embeddings "
+        "rope_scaling.beta_fast rope_scaling.beta_slow",
+    ),
+    "a number": (
+        _is_number,
+        "rope_scaling.low_freq_factor rope_scaling.high_freq_factor "
+        "rope_scaling.attention_factor rope_scaling.mscale rope_scaling.mscale_all_dim",
+    ),
+    "a number, not negative": (lambda x: _is_number(x) and x >= 0, "initializer_range"),
+    "a number from 0 to below 1": (lambda x: _is_number(x) and 0 <= x < 1, "attention_dropout"),
+    "True or False": (
+        lambda x: isinstance(x, bool),
+        "rope_interleave attention_bias mlp_bias tie_word_embeddings parallel_attn "
+        "use_sliding_window new_decoder_architecture multi_query rope_scaling.truncate",
+    ),
+    "a list of names": (
+        lambda x: isinstance(x, list | tuple) and all(isinstance(name, str) for name in x),
+        "layer_types",
+    ),
+}
+
+
+def _check_values(given: Mapping[str, Any], needed: Collection[str] = ()) -> None:
+    """Raises: ValueError for a value that its key may not hold; None only where it is needed."""
+    for words, (fits, keys) in _VALUES.items():
+        for key in keys.split():
+            table, _, inner = key.rpartition(".")
+            value = (given.get(table) or {}).get(inner) if table else given.get(key)
+            if (value is not None or key in needed) and not fits(value):
+                raise ValueError(f"{key} must be {words}, not {value!r}")
+
+
+def _check_together(c: ModelConfig) -> None:
+    """Raises: ValueError for keys that lack, or contradict each other."""
+    H, G, D = c.num_attention_heads, c.num_key_value_heads, c.head_dim
+    latent = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+    needed = ("intermediate_size", *(latent if c.family.mla else ()))
+    missing = [key for key in needed if getattr(c, key) is None]
+    if missing:
+        raise ValueError(f"a {c.model_type} config lacks {', '.join(missing)}")
+    if c.family.mla and c.attention_bias:
+        raise ValueError("deepseek_v3 with attention_bias=True is not supported")
+    if c.family.mla and (c.attention_dropout or c.qk_rope_head_dim != D):
+        given = f"dropout {c.attention_dropout}, head_dim {D}, qk_rope_head_dim"
+        rule = "deepseek_v3 drops nothing, and its head_dim is what rotates"
+        raise ValueError(f"{rule}: {given} {c.qk_rope_head_dim}")
+    if c.family.mla and H != G:
+        raise ValueError(f"deepseek_v3 has a key and a value for each of its {H} heads, not {G}")
+    if H % G:
+        raise ValueError(f"{H} query heads do not share {G} key/value heads evenly")
+    if c.family.rotary and D % 2:
+        raise ValueError(f"rotary positions turn pairs: head_dim {D} is odd")
+    if c.family.rotary and c.rope_scaling is not None:
+        _check_scaling(c)
+    if not isinstance(c.hidden_act, str) or c.hidden_act not in ACTIVATIONS:
+        raise ValueError(f"unknown hidden_act {c.hidden_act!r}; known are {', '.join(ACTIVATIONS)}")
+    for key in ("bos_token_id", "pad_token_id", "eos_token_id"):
+        ids = c.eos_token_ids if key == "eos_token_id" else (getattr(c, key),)
+        if any(i is not None and not 0 <= i < c.vocab_size for i in ids):
+            raise ValueError(f"{key} {getattr(c, key)} is outside a vocabulary of {c.vocab_size}")
+
+
+def _check_scaling(c: ModelConfig) -> None:
+    """Raises: ValueError if the rotation cannot be computed."""
+    from minillm.nn.rope_scaling import rope_frequencies
+
+    length = c.max_position_embeddings
+    try:
+        rope_frequencies(
+            c.head_dim, base=c.rope_theta, scaling=c.rope_scaling, max_position_embeddings=length
+        )
+    except ArithmeticError as error:
+        given = f"rope_scaling {dict(c.rope_scaling or {})} with rope_theta {c.rope_theta}"
+        raise ValueError(f"{given} cannot be computed: {error}") from None

@@ -7,6 +7,8 @@ Face's Llama, so that the weights of Llama-like checkpoints load with no renamin
 # Built from notebooks/10_minillm.ipynb: edit there, then make build.
 
 import math
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,40 +18,27 @@ from minillm.cache.base import KVCache, make_cache
 from minillm.config import ModelConfig
 from minillm.nn.attention import build_mask
 from minillm.nn.layers import MLP, GatedMLP, LayerNorm, RMSNorm
-from minillm.nn.mla import MultiHeadLatentAttention
-from minillm.nn.multihead import MultiHeadAttention
+from minillm.nn.multihead import MultiHeadAttention, SupportsUpdate
 from minillm.nn.rope import RotaryEmbedding, Rotation
 
-__all__ = ["CausalLM", "Decoder", "DecoderLayer", "make_norm", "product_dtype"]
+__all__ = ["CausalLM", "Decoder", "DecoderLayer", "product_dtype"]
 
 
-def make_norm(c: ModelConfig, size: int | None = None) -> nn.Module:
-    """The family's normalisation over `size` numbers (default: the hidden size)."""
-    size = c.hidden_size if size is None else size
+def _make_norm(c: ModelConfig) -> LayerNorm | RMSNorm:
+    """The family's normalisation of hidden states."""
     if c.family.layer_norm:
-        return LayerNorm(size, eps=c.rms_norm_eps)
-    return RMSNorm(size, eps=c.rms_norm_eps, offset=c.family.norm_offset)
+        return LayerNorm(c.hidden_size, eps=c.rms_norm_eps)
+    return RMSNorm(c.hidden_size, eps=c.rms_norm_eps, offset=c.family.norm_offset)
 
 
-class _HeadNorm(RMSNorm):
-    """RMSNorm within a head: gives back its input's dtype, whatever its weight's (autocast)."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x).to(x.dtype)
-
-
-def _latent_scale(c: ModelConfig) -> float:
-    """1 / sqrt(key size), times YaRN's second factor where the config asks for it (DeepSeek-V3)."""
-    scale = (c.qk_nope_head_dim + c.qk_rope_head_dim) ** -0.5
-    scaling = c.rope_scaling or {}
-    if scaling.get("mscale_all_dim") and (scaling.get("factor") or 1.0) > 1.0:
-        scale *= (0.1 * scaling["mscale_all_dim"] * math.log(scaling["factor"]) + 1.0) ** 2
-    return scale
-
-
-def _attention(c: ModelConfig) -> nn.Module:
+def _make_attention(c: ModelConfig) -> nn.Module:
     """The family's attention: heads with keys of their own, shared keys, or a latent."""
-    if c.family.latent:
+    if c.family.mla:
+        from minillm.nn.mla import MultiHeadLatentAttention
+        from minillm.nn.rope_scaling import yarn_mscale
+
+        scaling = c.rope_scaling or {}
+        mscale = yarn_mscale(scaling.get("factor") or 1.0, scaling.get("mscale_all_dim") or 0.0)
         return MultiHeadLatentAttention(
             c.hidden_size,
             c.num_attention_heads,
@@ -58,8 +47,8 @@ def _attention(c: ModelConfig) -> nn.Module:
             qk_rope_head_dim=c.qk_rope_head_dim,
             v_head_dim=c.v_head_dim,
             q_lora_rank=c.q_lora_rank,
-            norm=lambda size: _HeadNorm(size, eps=1e-6),  # as published, whatever rms_norm_eps says
-            scale=_latent_scale(c),
+            norm=partial(RMSNorm, eps=1e-6),  # as published, whatever rms_norm_eps says
+            scale=(c.qk_nope_head_dim + c.qk_rope_head_dim) ** -0.5 * mscale**2,
         )
     return MultiHeadAttention(
         c.hidden_size,
@@ -68,7 +57,7 @@ def _attention(c: ModelConfig) -> nn.Module:
         head_dim=c.head_dim,
         bias=c.attention_bias or c.family.qkv_bias,
         out_bias=c.attention_bias,
-        qk_norm=(lambda size: _HeadNorm(size, eps=c.rms_norm_eps)) if c.family.qk_norm else None,
+        qk_norm=partial(RMSNorm, eps=c.rms_norm_eps) if c.family.qk_norm else None,
         dropout=c.attention_dropout,
     )
 
@@ -82,14 +71,16 @@ class DecoderLayer(nn.Module):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        c, sizes = config, (config.hidden_size, config.intermediate_size)
-        self.parallel = c.parallel_attn
-        self.input_layernorm = make_norm(c)
-        self.self_attn = _attention(c)
-        if not self.parallel or c.num_ln_in_parallel_attn == 2:
-            self.post_attention_layernorm = make_norm(c)
+        c = config
+        self.parallel_residual = c.parallel_attn
+        self.input_layernorm = _make_norm(c)
+        self.self_attn = _make_attention(c)
+        if not self.parallel_residual or c.num_ln_in_parallel_attn == 2:
+            self.post_attention_layernorm = _make_norm(c)
         block = GatedMLP if c.family.gated else MLP
-        self.mlp = block(*sizes, activation=c.hidden_act, bias=c.mlp_bias)
+        self.mlp = block(
+            c.hidden_size, c.intermediate_size, activation=c.hidden_act, bias=c.mlp_bias
+        )
 
     def forward(
         self,
@@ -98,11 +89,11 @@ class DecoderLayer(nn.Module):
         rope: Rotation | None = None,
         mask: Tensor | None = None,
         is_causal: bool = False,
-        cache: Any = None,
+        cache: SupportsUpdate | None = None,
     ) -> Tensor:
         normed = self.input_layernorm(x)
         attended = self.self_attn(normed, rope=rope, mask=mask, is_causal=is_causal, cache=cache)
-        if self.parallel:
+        if self.parallel_residual:
             two_norms = hasattr(self, "post_attention_layernorm")
             normed = self.post_attention_layernorm(x) if two_norms else normed
             return x + attended + self.mlp(normed)
@@ -110,8 +101,8 @@ class DecoderLayer(nn.Module):
         return x + self.mlp(self.post_attention_layernorm(x))
 
 
-class _Parts(nn.Module):
-    """What the stack is made of: embedding, layers, last norm, and the rotation of 05."""
+class Decoder(nn.Module):
+    """Embedding, the layers, a last norm: ids in, hidden states out."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -120,7 +111,7 @@ class _Parts(nn.Module):
         if not c.family.rotary:
             self.embed_positions = nn.Embedding(c.max_position_embeddings, c.hidden_size)
         self.layers = nn.ModuleList(DecoderLayer(c) for _ in range(c.num_hidden_layers))
-        self.norm = make_norm(c)
+        self.norm = _make_norm(c)
         self.rotary = self.make_rotary() if c.family.rotary else None
 
     def make_rotary(self) -> RotaryEmbedding:
@@ -136,12 +127,72 @@ class _Parts(nn.Module):
 
     def embed(self, input_ids: Tensor, position_ids: Tensor) -> Tensor:
         """Vectors for the ids, and for their positions where the family learns these."""
-        x = self.embed_tokens(input_ids)
+        x = _look_up(self.embed_tokens, input_ids, "token id")
         if self.config.family.scaled_embeddings:  # rounded to x's dtype, as in the original
             x = x * torch.tensor(self.config.hidden_size**0.5, dtype=x.dtype, device=x.device)
         if not self.config.family.rotary:
-            x = x + self.embed_positions(position_ids)
+            x = x + _look_up(self.embed_positions, position_ids, "position")
         return x
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        position_ids: Tensor,
+        mask: Tensor | None,
+        is_causal: bool,
+        cache: KVCache | None = None,
+    ) -> Tensor:
+        """The layers, once positions and mask are known (`prepare`).
+
+        Shape: (B, T) ids, (B or 1, T) positions, mask (T, S) or (B, 1, T, S) -> (B, T, C).
+        """
+        x = self.embed(input_ids, position_ids)  # (B, T, C)
+        rope = None if self.rotary is None else self.rotary(position_ids)
+        for i, layer in enumerate(self.layers):
+            layer_cache = None if cache is None else cache[i]
+            x = layer(x, rope=rope, mask=mask, is_causal=is_causal, cache=layer_cache)
+        return self.norm(x)
+
+    def prepare(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        cache: KVCache | None = None,
+    ) -> tuple[Tensor, Tensor | None, bool]:
+        """Positions in the text, the mask (None if none is needed) and whether causality suffices.
+
+        Shape: -> (B, T) or (1, T); (T, S) or (B, 1, T, S) bool.
+        Raises: ValueError for shapes that do not fit, before any work is done.
+        """
+        past = 0 if cache is None else cache.length
+        T, device = input_ids.shape[-1], input_ids.device
+        _check_inputs(input_ids, attention_mask, position_ids, past)
+        slots = torch.arange(past, past + T, device=device)
+        keys = slots if cache is None else cache.key_positions(T)
+        if position_ids is None:
+            position_ids = slots[None]
+            if attention_mask is not None:  # padding on the left does not count
+                position_ids = (attention_mask.long().cumsum(-1) - 1).clamp(min=0)[:, past:]
+            self._check_learned(position_ids, past + T)
+        window = self.config.sliding_window
+        within_reach = len(keys) == past + T and (window is None or past + T <= window)
+        if attention_mask is None and within_reach and (past == 0 or T == 1):
+            return position_ids, None, T > 1
+        valid = None if attention_mask is None else attention_mask.bool()[:, keys.clamp(min=0)]
+        return position_ids, build_mask(slots, keys, key_valid=valid, window=window), False
+
+    def _check_learned(self, position_ids: Tensor, length: int) -> None:
+        """Raises: ValueError for positions beyond those learned.
+
+        On a GPU asking for the last position waits for it, so this is asked only where `length`,
+        padding included, leaves it open.
+        """
+        limit = self.config.max_position_embeddings
+        if self.config.family.rotary or length <= limit or position_ids.is_meta:
+            return
+        if (last := int(position_ids.max())) >= limit:
+            raise ValueError(f"position {last}, but this model has learned only {limit} positions")
 
 
 def _check_inputs(
@@ -159,84 +210,23 @@ def _check_inputs(
         raise ValueError(f"position_ids {tuple(position_ids.shape)} do not fit input_ids {shape}")
 
 
-class _Prepared(_Parts):
-    """Positions and masks: all that must be known before the first product."""
-
-    def prepare(
-        self,
-        input_ids: Tensor,
-        attention_mask: Tensor | None,
-        position_ids: Tensor | None,
-        cache: KVCache | None,
-    ) -> tuple[Tensor, Tensor | None, bool]:
-        """Positions in the text, the mask (None if none is needed) and whether causality suffices.
-
-        Shape: -> (B, T) or (1, T); (T, S) or (B, 1, T, S) bool.
-        Raises: ValueError for shapes that do not fit, before any work is done.
-        """
-        past = 0 if cache is None else cache.length
-        T, device = input_ids.shape[-1], input_ids.device
-        _check_inputs(input_ids, attention_mask, position_ids, past)
-        slots = torch.arange(past, past + T, device=device)
-        keys = slots if cache is None else cache.key_positions(T)
-        if position_ids is None and attention_mask is None:
-            position_ids = slots[None]
-        elif position_ids is None:  # padding on the left does not count
-            position_ids = (attention_mask.long().cumsum(-1) - 1).clamp(min=0)[:, past:]
-        self._check_learned(position_ids)
-        window = self.config.sliding_window
-        within_reach = len(keys) == past + T and (window is None or past + T <= window)
-        if attention_mask is None and within_reach and (past == 0 or T == 1):
-            return position_ids, None, T > 1
-        valid = None if attention_mask is None else attention_mask.bool()[:, keys.clamp(min=0)]
-        return position_ids, build_mask(slots, keys, key_valid=valid, window=window), False
-
-    def _check_learned(self, position_ids: Tensor) -> None:
-        limit = self.config.max_position_embeddings
-        if self.config.family.rotary:
-            return
-        first, last = int(position_ids.min()), int(position_ids.max())
-        if first < 0 or last >= limit:
-            wrong = first if first < 0 else last
-            raise ValueError(f"position {wrong}, but this model has learned only {limit} positions")
+def _look_up(table: nn.Embedding, ids: Tensor, what: str) -> Tensor:
+    """The rows of a table. Raises: ValueError, on the CPU, for an id that has none."""
+    try:
+        return table(ids)
+    except IndexError:
+        first, last, size = int(ids.min()), int(ids.max()), len(table.weight)
+        wrong = f"{what} {first if first < 0 else last}"
+        raise ValueError(f"{wrong}, but this model has learned only {size} {what}s") from None
 
 
-class Decoder(_Prepared):
-    """Embedding, the layers, a last norm: ids in, hidden states out.
+class CausalLM(nn.Module):
+    """The whole model: ids in, a score for every possible next token out.
 
-    Shape: (B, T) ids -> (B, T, C).
+    Weights are drawn with `seed`: normal with `initializer_range`, the layers' output projections
+    smaller by sqrt(2 layers), so that the sum over layers keeps its size.
+    Source: Radford et al. 2019, section 2.3.
     """
-
-    def forward(
-        self,
-        input_ids: Tensor,
-        *,
-        attention_mask: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        cache: KVCache | None = None,
-    ) -> Tensor:
-        inputs = self.prepare(input_ids, attention_mask, position_ids, cache)
-        return self.run(input_ids, *inputs, cache)
-
-    def run(
-        self,
-        input_ids: Tensor,
-        position_ids: Tensor,
-        mask: Tensor | None,
-        is_causal: bool,
-        cache: KVCache | None,
-    ) -> Tensor:
-        """The forward pass once masks and positions are known: what `torch.compile` gets to see."""
-        x = self.embed(input_ids, position_ids)  # (B, T, C)
-        rope = None if self.rotary is None else self.rotary(position_ids)
-        for i, layer in enumerate(self.layers):
-            layer_cache = None if cache is None else cache[i]
-            x = layer(x, rope=rope, mask=mask, is_causal=is_causal, cache=layer_cache)
-        return self.norm(x)
-
-
-class _Weights(nn.Module):
-    """A decoder and a head, their weights drawn with a seed."""
 
     def __init__(self, config: ModelConfig, *, seed: int = 0) -> None:
         super().__init__()
@@ -246,6 +236,41 @@ class _Weights(nn.Module):
             self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self.tie_weights()
         self.reset_parameters(seed)
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        *,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        cache: KVCache | None = None,
+        logits_to_keep: int = 0,
+    ) -> Tensor:
+        """Scores for the next token after each of the new ones, or after the last `logits_to_keep`.
+
+        `attention_mask` is 1 for real tokens and 0 for padding, past tokens included. `cache` holds
+        the past and takes in the new tokens. Scores at padding positions mean nothing.
+        Shape: (B, T) ids, (B, past + T) mask, (B, T) positions -> (B, T, V).
+        Raises: ValueError for shapes that do not fit, a full cache, ids and positions that were
+            never learned (on a GPU, ids are not asked for: it stops at them by itself).
+        """
+        if logits_to_keep < 0:
+            raise ValueError(f"logits_to_keep must not be negative: {logits_to_keep}")
+        inputs = self.model.prepare(input_ids, attention_mask, position_ids, cache)
+        return self.run(input_ids, *inputs, cache, logits_to_keep)
+
+    def run(
+        self,
+        input_ids: Tensor,
+        position_ids: Tensor,
+        mask: Tensor | None,
+        is_causal: bool,
+        cache: KVCache | None = None,
+        logits_to_keep: int = 0,
+    ) -> Tensor:
+        """Layers and head, once positions and mask are known: what a compiler may take whole."""
+        x = self.model(input_ids, position_ids, mask, is_causal, cache)  # (B, T, C)
+        return self.lm_head(x[:, -logits_to_keep:])
 
     def tie_weights(self) -> None:
         """Let head and embedding be one matrix, if the config says so."""
@@ -263,99 +288,12 @@ class _Weights(nn.Module):
                 last = name.endswith(("o_proj", "down_proj"))
                 size = std / math.sqrt(2 * layers) if last else std
                 module.weight.normal_(0.0, size, generator=generator)
-                if getattr(module, "bias", None) is not None:
-                    module.bias.zero_()
+            if isinstance(module, nn.Linear) and module.bias is not None:
+                module.bias.zero_()
         if not self.config.tie_word_embeddings:
             self.lm_head.weight.normal_(0.0, std, generator=generator)
 
-
-class _Scoring(_Weights):
-    """The forward pass: ids in, scores out."""
-
-    def forward(
-        self,
-        input_ids: Tensor,
-        *,
-        attention_mask: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        cache: KVCache | None = None,
-        logits_to_keep: int = 0,
-    ) -> Tensor:
-        """Scores for the next token after each of the new ones, or after the last `logits_to_keep`.
-
-        `attention_mask` is 1 for real tokens and 0 for padding, past tokens included. `cache` holds
-        the past and takes in the new tokens. Scores at padding positions mean nothing.
-        Shape: (B, T) ids, (B, past + T) mask, (B, T) positions -> (B, T, V).
-        Raises: ValueError for shapes that do not fit, a full cache, positions never learned.
-        """
-        if logits_to_keep < 0:
-            raise ValueError(f"logits_to_keep must not be negative: {logits_to_keep}")
-        inputs = self.model.prepare(input_ids, attention_mask, position_ids, cache)
-        return self.run(input_ids, *inputs, cache, logits_to_keep)
-
-    def run(
-        self,
-        input_ids: Tensor,
-        position_ids: Tensor,
-        mask: Tensor | None,
-        is_causal: bool,
-        cache: KVCache | None = None,
-        logits_to_keep: int = 0,
-    ) -> Tensor:
-        """`forward` after `Decoder.prepare`: the part that a compiler may take whole."""
-        x = self.model.run(input_ids, position_ids, mask, is_causal, cache)  # (B, T, C)
-        return self.lm_head(x[:, -logits_to_keep:])
-
-
-def product_dtype(weight: Tensor) -> torch.dtype:
-    """The dtype of a product with this weight: its own, or that of `torch.autocast` around us."""
-    kind = weight.device.type
-    if weight.dtype == torch.float64:
-        return weight.dtype
-    # Torch 2.11 cannot compile the question; who compiles for a device has one that knows autocast.
-    known = torch.compiler.is_compiling() or torch.amp.is_autocast_available(kind)
-    if known and torch.is_autocast_enabled(kind):
-        return torch.get_autocast_dtype(kind)
-    return weight.dtype
-
-
-class _Counted(_Scoring):
-    """What the model costs: numbers to learn, operations a token."""
-
-    def num_parameters(self) -> int:
-        """Trainable numbers; a matrix shared by embedding and head counts once."""
-        return sum(p.numel() for p in self.parameters())
-
-    def flops_per_token(self, context_length: int = 0) -> int:
-        """Operations of one forward pass for one token that reads `context_length` keys.
-
-        Two for each weight of a matrix product, two for each number of a key and of a value that is
-        read; norms, activations and the embedding's look-up are left out. Training costs three
-        times as much.
-        """
-        c = self.config
-        linear = sum(m.weight.numel() for m in self.modules() if isinstance(m, nn.Linear))
-        key, value = c.head_dim, c.head_dim
-        if c.family.latent:
-            key, value = c.qk_nope_head_dim + c.qk_rope_head_dim, c.v_head_dim
-        reading = c.num_hidden_layers * c.num_attention_heads * (key + value) * context_length
-        return 2 * (linear + reading)
-
-
-class CausalLM(_Counted):
-    """The whole model: ids in, a score for every possible next token out.
-
-    Weights are drawn with `seed`: normal with `initializer_range`, the layers' output projections
-    smaller by sqrt(2 layers), so that the sum over layers keeps its size.
-    Source: Radford et al. 2019, section 2.3.
-    """
-
-    def __getstate__(self) -> dict[str, Any]:
-        # a compiled step reads the weights of this model, not those of its copy
-        return {name: value for name, value in vars(self).items() if name != "compiled_run"}
-
-    def before_compiling(self) -> None:
-        """Lay out what `run` needs when compiled: here nothing."""
+    compiled_run: Callable[..., Tensor]  # `run`, once something has compiled it
 
     def make_cache(
         self,
@@ -373,16 +311,18 @@ class CausalLM(_Counted):
         c, weight = self.config, self.lm_head.weight
         if kind == "sliding" and c.sliding_window is None:
             raise ValueError("a sliding cache drops keys that a model without sliding_window reads")
-        shape = {
-            "num_kv_heads": 1 if c.family.latent else c.num_key_value_heads,
-            "key_dim": c.kv_lora_rank if c.family.latent else c.head_dim,
-            "value_dim": c.qk_rope_head_dim if c.family.latent else c.head_dim,
+        shape: dict[str, Any] = {
+            "num_layers": c.num_hidden_layers,
+            "batch_size": batch_size,
+            "num_kv_heads": 1 if c.family.mla else c.num_key_value_heads,
+            "key_dim": c.kv_lora_rank if c.family.mla else c.head_dim,
+            "value_dim": c.qk_rope_head_dim if c.family.mla else c.head_dim,
+            "max_length": max_length,
             "window": c.sliding_window,
             "dtype": product_dtype(weight),
             "device": weight.device,
         }
-        sizes = {"num_layers": c.num_hidden_layers, "batch_size": batch_size}
-        return make_cache(kind, **sizes, max_length=max_length, **{**shape, **options})
+        return make_cache(kind, **{**shape, **options})
 
     @classmethod
     def from_pretrained(cls, name: str, **options: Any) -> "CausalLM":
@@ -390,3 +330,41 @@ class CausalLM(_Counted):
         from minillm.pretrained.load import from_pretrained
 
         return from_pretrained(name, **options)[0]
+
+    def before_compiling(self) -> None:
+        """Lay out what `run` needs when compiled: here nothing."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        # a compiled step reads the weights of this model, not those of its copy
+        return {name: value for name, value in vars(self).items() if name != "compiled_run"}
+
+    def num_parameters(self) -> int:
+        """Trainable numbers; a matrix shared by embedding and head counts once."""
+        return sum(p.numel() for p in self.parameters())
+
+    def flops_per_token(self, context_length: int = 0) -> int:
+        """Operations of one forward pass for one token that reads `context_length` keys.
+
+        Two for each weight of a matrix product, two for each number of a key and of a value that is
+        read; norms, activations and the embedding's look-up are left out. Training costs three
+        times as much.
+        """
+        c = self.config
+        linear = sum(m.weight.numel() for m in self.modules() if isinstance(m, nn.Linear))
+        key, value = c.head_dim, c.head_dim
+        if c.family.mla:
+            key, value = c.qk_nope_head_dim + c.qk_rope_head_dim, c.v_head_dim
+        reading = c.num_hidden_layers * c.num_attention_heads * (key + value) * context_length
+        return 2 * (linear + reading)
+
+
+def product_dtype(weight: Tensor) -> torch.dtype:
+    """The dtype of a product with this weight: its own, or that of `torch.autocast` around us."""
+    kind = weight.device.type
+    if weight.dtype == torch.float64:
+        return weight.dtype
+    # Torch 2.11 cannot compile the question; who compiles for a device has one that knows autocast.
+    known = torch.compiler.is_compiling() or torch.amp.is_autocast_available(kind)
+    if known and torch.is_autocast_enabled(kind):
+        return torch.get_autocast_dtype(kind)
+    return weight.dtype

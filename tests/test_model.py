@@ -64,8 +64,8 @@ def test_contradictions_are_errors_that_name_the_values(changes, message):
     [
         ({"model_type": "mamba"}, "unknown model_type 'mamba'"),
         ({"model_type": ["llama"]}, r"unknown model_type \['llama'\]"),
-        ({"rope_parameters": "x"}, "are tables, not .*'x'"),
-        ({"rope_theta": "x"}, "rope_theta must be a number, not 'x'"),
+        ({"rope_parameters": "x"}, "rope_parameters must be a table, not 'x'"),
+        ({"rope_theta": "x"}, "rope_theta must be a positive number, not 'x'"),
         ({"hidden_size": None}, "lacks hidden_size"),
         ({"model_type": "falcon", "alibi": True}, "ALiBi"),
         ({"partial_rotary_factor": 0.5}, "part of each head"),

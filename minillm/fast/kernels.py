@@ -9,14 +9,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-__all__ = ["MOST_ROWS", "PANEL", "panel_product", "settled", "step_attention", "to_panels"]
+__all__ = ["MOST_ROWS", "PANEL", "pack_panels", "panel_product", "settled", "step_attention"]
 
 PANEL = 16  # outputs in a panel: the float32 numbers in a register of 512 bits
 
 MOST_ROWS = {torch.float32: 32, torch.bfloat16: 16}  # more take long to compile, and win less
 
 
-def to_panels(weight: Tensor) -> Tensor:
+def pack_panels(weight: Tensor) -> Tensor:
     """W in panels of 16 outputs, the last one padded with zeros.
 
     Shape: (out, in) -> (panels, in, 16).

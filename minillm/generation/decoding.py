@@ -14,20 +14,11 @@ import torch
 from torch import Tensor
 
 from minillm.cache.base import KVCache
-from minillm.cache.static import StaticLayer
 from minillm.config import ModelConfig
 from minillm.generation.sampling import GREEDY, Sampler
 from minillm.model import CausalLM
 
-__all__ = [
-    "FROM_CONFIG",
-    "FUSED",
-    "Stops",
-    "check_prompt",
-    "compiled_step",
-    "generate",
-    "stream_text",
-]
+__all__ = ["FROM_CONFIG", "StoppingCriteria", "check_prompt", "generate", "stream_text"]
 
 FROM_CONFIG: Any = object()  # stands for "what the model's config says"
 
@@ -39,24 +30,29 @@ def check_prompt(
     if input_ids.dim() != 2 or not input_ids.numel():
         shape = tuple(input_ids.shape)
         raise ValueError(f"a prompt is (B, T) ids, at least one a row, not {shape}")
+    if max_new_tokens < 0:
+        raise ValueError(f"max_new_tokens must not be negative: {max_new_tokens}")
+    if attention_mask is not None and attention_mask.shape != input_ids.shape:
+        shapes = f"{tuple(attention_mask.shape)} and {tuple(input_ids.shape)}"
+        raise ValueError(f"attention_mask and input_ids differ in shape: {shapes}")
+    if input_ids.is_meta:
+        return  # shapes without numbers
     first, last = int(input_ids.min()), int(input_ids.max())
     if first < 0 or last >= vocab_size:
         wrong = first if first < 0 else last
         raise ValueError(f"the prompt has id {wrong}, the vocabulary ids 0 to {vocab_size - 1}")
-    if max_new_tokens < 0:
-        raise ValueError(f"max_new_tokens must not be negative: {max_new_tokens}")
     if attention_mask is None:
         return
-    if attention_mask.shape != input_ids.shape:
-        shapes = f"{tuple(attention_mask.shape)} and {tuple(input_ids.shape)}"
-        raise ValueError(f"attention_mask and input_ids differ in shape: {shapes}")
     mask = attention_mask.bool()
     if not mask[:, -1].all() or (mask[:, :-1] & ~mask[:, 1:]).any():
         raise ValueError("padding must stand on the left: generation continues at the right end")
 
 
-class Stops:
-    """What ends a row (end token, stop string, sequence of ids), and what fills it afterwards."""
+class StoppingCriteria:
+    """What ends a row (end token, stop string, sequence of ids), and what fills it afterwards.
+
+    Raises: ValueError for an empty stop, ids outside the vocabulary, strings without a tokenizer.
+    """
 
     def __init__(
         self,
@@ -64,11 +60,12 @@ class Stops:
         stop: str | Sequence[str | Sequence[int]] | None,
         tokenizer: Any,
         config: ModelConfig,
-        min_new_tokens: int = 0,
     ) -> None:
         if eos_token_id is FROM_CONFIG:
             eos_token_id = config.eos_token_ids
-        eos = (eos_token_id,) if isinstance(eos_token_id, Integral) else tuple(eos_token_id or ())
+        if isinstance(eos_token_id, int | Integral):
+            eos_token_id = (int(eos_token_id),)
+        eos = tuple(eos_token_id or ())
         if any(not 0 <= i < config.vocab_size for i in eos):
             raise ValueError(f"end tokens {eos}, but ids are 0..{config.vocab_size - 1}")
         stops = [stop] if isinstance(stop, str) else list(stop or ())
@@ -81,25 +78,14 @@ class Stops:
         wanted = [i for s in self.sequences for i in s if not 0 <= i < config.vocab_size]
         if wanted:
             raise ValueError(f"stop asks for ids {wanted}, but ids are 0..{config.vocab_size - 1}")
-        if min_new_tokens < 0:
-            raise ValueError(f"min_new_tokens must not be negative: {min_new_tokens}")
         self.tokenizer = tokenizer
         self.any = bool(eos or stops)
         pad = config.pad_token_id
         self.filler = pad if pad is not None else (eos[0] if eos else 0)
-        self.minimum = min_new_tokens
         if not all(stops):
             raise ValueError(f"a stop must not be empty: {stops}")
         if self.strings and tokenizer is None:
             raise ValueError(f"stop strings {self.strings} need a tokenizer")
-
-    def hold_off(self, logits: Tensor, count: int) -> Tensor:
-        """Scores (B, V) that forbid end tokens while fewer than the minimum of tokens are new."""
-        if count >= self.minimum or not self.eos:
-            return logits
-        forbidden = logits.clone()
-        forbidden[:, sorted(self.eos)] = -math.inf
-        return forbidden
 
     def ended(self, new_ids: list[int]) -> bool:
         """Whether the row ends with the last of its new tokens."""
@@ -112,27 +98,32 @@ class Stops:
         return any(s in tail for s in self.bytes)
 
 
-def _draws(
+def _read(ids: Tensor) -> list[int]:
+    """The ids as Python's numbers: the one question a step, for which a GPU is waited for."""
+    return ids.tolist()
+
+
+def _decode_loop(
     model: CausalLM,
     prompt: Tensor,
     mask: Tensor | None,
     max_new_tokens: int,
-    sampler: Sampler,
+    sampler: Callable[[Tensor, Tensor], Tensor],
     cache: KVCache | None,
-    stops: Stops,
+    stopping: StoppingCriteria,
     step: Callable[..., Tensor],
 ) -> Iterator[Tensor]:
     """Ids (B,) for each new position, rows that ended filled; stops when all have ended."""
-    (B, T), device = prompt.shape, prompt.device
-    ids = prompt.new_full((B, T + max_new_tokens), stops.filler)
+    B, T = prompt.shape
+    ids = prompt.new_full((B, T + max_new_tokens), stopping.filler)
     ids[:, :T] = prompt
     seen, real = ids, None
-    if mask is not None and not mask.all():
+    if mask is not None and (mask.is_meta or not mask.all()):
         real = torch.ones_like(ids)
         real[:, :T] = mask
         seen = ids.masked_fill(real == 0, -1)  # padding is no token that a penalty could count
-    running = torch.ones(B, dtype=torch.bool, device=device)
     new: list[list[int]] = [[] for _ in range(B)]
+    running = [True] * B
     done = 0 if cache is None else cache.length
     for end in range(T, T + max_new_tokens):
         forward = step if end - done == 1 else model
@@ -140,22 +131,29 @@ def _draws(
         fed = ids[:, done:end]
         with torch.inference_mode():
             logits = forward(fed, attention_mask=real_now, cache=cache, logits_to_keep=1)
-            drawn = sampler(stops.hold_off(logits[:, -1], end - T), seen[:, :end])
-        if stops.any:
-            drawn = torch.where(running, drawn, stops.filler)
+            drawn = sampler(logits[:, -1], seen[:, :end])
+        if not all(running):
+            drawn = drawn.masked_fill(~torch.tensor(running, device=ids.device), stopping.filler)
         ids[:, end] = drawn
         if seen is not ids:
             seen[:, end] = drawn
         done = done if cache is None else end
         yield drawn
-        if stops.any:
-            for row, token in zip(new, drawn.tolist(), strict=True):
-                row.append(token)
-            both = zip(running.tolist(), new, strict=True)
-            alive = [on and not stops.ended(row) for on, row in both]
-            running = torch.tensor(alive, device=device)
-            if not running.any():
+        if stopping.any:
+            for row, token in enumerate(_read(drawn)):
+                if running[row]:
+                    new[row].append(token)
+                    running[row] = not stopping.ended(new[row])
+            if not any(running):
                 return
+
+
+def _min_new_tokens(logits: Tensor, num_new: int, least: int, eos_token_ids: set[int]) -> Tensor:
+    """Forbid the end tokens while fewer than `least` tokens are new. Shape: (B, V) -> (B, V)."""
+    if num_new >= least or not eos_token_ids:
+        return logits
+    forbidden = torch.tensor(sorted(eos_token_ids), device=logits.device)
+    return logits.index_fill(-1, forbidden, -math.inf)
 
 
 def generate(
@@ -164,7 +162,7 @@ def generate(
     *,
     max_new_tokens: int,
     min_new_tokens: int = 0,
-    sampler: Sampler = GREEDY,
+    sampler: Callable[[Tensor, Tensor], Tensor] = GREEDY,
     attention_mask: Tensor | None = None,
     eos_token_id: int | Sequence[int] | None = FROM_CONFIG,
     stop: str | Sequence[str | Sequence[int]] | None = None,
@@ -177,6 +175,7 @@ def generate(
 
     Args:
         min_new_tokens: so many tokens come before an end token may.
+        sampler: chooses from logits (B, V) and previous ids (B, T) (-1: padding) one id a row.
         attention_mask: 1 for real tokens, 0 for padding, which must stand on the left.
         stop: strings (they need `tokenizer`) or sequences of ids that end a row; they stay in it.
         cache: a kind of cache, one that already holds the beginning of the rows, or None.
@@ -186,7 +185,9 @@ def generate(
     Raises: ValueError for an empty prompt, padding on the right, stop strings without a tokenizer.
     """
     check_prompt(input_ids, attention_mask, max_new_tokens, model.config.vocab_size)
-    stops = Stops(eos_token_id, stop, tokenizer, model.config, min_new_tokens)
+    stopping = StoppingCriteria(eos_token_id, stop, tokenizer, model.config)
+    if min_new_tokens < 0:
+        raise ValueError(f"min_new_tokens must not be negative: {min_new_tokens}")
     T = input_ids.shape[1]
     if isinstance(cache, str):
         room = T + max_new_tokens
@@ -196,10 +197,15 @@ def generate(
     elif cache is not None and cache.length >= T:
         held = f"the cache holds {cache.length} positions of a prompt of {T}"
         raise ValueError(f"{held}, but the last must be new: crop({T - 1}) the cache")
-    step = compiled_step(model, cache) if compile else model
+    step = _compiled_step(model, cache) if compile else model
+
+    def choose(logits: Tensor, previous_ids: Tensor) -> Tensor:
+        num_new = previous_ids.shape[1] - T
+        return sampler(_min_new_tokens(logits, num_new, min_new_tokens, stopping.eos), previous_ids)
+
     parts = [input_ids]
-    for drawn in _draws(
-        model, input_ids, attention_mask, max_new_tokens, sampler, cache, stops, step
+    for drawn in _decode_loop(
+        model, input_ids, attention_mask, max_new_tokens, choose, cache, stopping, step
     ):
         parts.append(drawn[:, None])
         if on_token is not None:
@@ -232,16 +238,18 @@ def stream_text(
         prompt = torch.tensor([tokenizer.encode(prompt)], dtype=torch.long)
     prompt = prompt.to(model.lm_head.weight.device)
     check_prompt(prompt, None, max_new_tokens, model.config.vocab_size)
-    stops = Stops(FROM_CONFIG, stop, tokenizer, model.config)
+    stopping = StoppingCriteria(FROM_CONFIG, stop, tokenizer, model.config)
     room = prompt.shape[1] + max_new_tokens
     memory = model.make_cache(cache, batch_size=1, max_length=room)
     held, decoder = "", tokenizer.decoder()
-    for drawn in _draws(model, prompt, None, max_new_tokens, sampler, memory, stops, model):
-        if int(drawn) in stops.eos:
+    options = (model, prompt, None, max_new_tokens, sampler, memory, stopping, model)
+    for drawn in _decode_loop(*options):
+        (token,) = _read(drawn)
+        if token in stopping.eos:
             break
-        held += decoder.push(int(drawn))
-        found = [held.find(s) for s in stops.strings if s in held]
-        unsure = max((_overlap(held, s) for s in stops.strings), default=0)
+        held += decoder.push(token)
+        found = [held.find(s) for s in stopping.strings if s in held]
+        unsure = max((_overlap(held, s) for s in stopping.strings), default=0)
         ready = min(found) if found else len(held) - unsure
         if ready:
             yield held[:ready]
@@ -252,21 +260,25 @@ def stream_text(
         yield held
 
 
-FUSED = {"cpp.enable_floating_point_contract_flag": "fast"}  # a * b + c in one instruction
+_FUSED: dict[str, Any] = {
+    "cpp.enable_floating_point_contract_flag": "fast"
+}  # a * b + c in one instruction
 
 
-def compiled_step(model: CausalLM, cache: KVCache | str | None) -> Callable[..., Tensor]:
+def _compiled_step(model: CausalLM, cache: KVCache | str | None) -> Callable[..., Tensor]:
     """The model for one new token, compiled once for a cache whose shapes never change.
 
     Masks and positions are made outside; the compiled part sees tensors of fixed shapes only.
     Raises: ValueError unless the cache is static.
     """
+    from minillm.cache.static import StaticLayer
+
     if not isinstance(cache, KVCache) or not isinstance(cache[0], StaticLayer):
         raise ValueError(
             "compile=True needs cache='static': a growing cache would be compiled anew"
         )
     if not hasattr(model, "compiled_run"):
-        model.compiled_run = torch.compile(model.run, dynamic=False, options=FUSED)
+        model.compiled_run = torch.compile(model.run, dynamic=False, options=_FUSED)
     model.before_compiling()
 
     def step(ids: Tensor, *, attention_mask: Tensor | None, cache: KVCache, **_: Any) -> Tensor:

@@ -1,6 +1,7 @@
 """Speculative generation: a small model guesses, the large one checks several guesses at once.
 
-Explained in notebooks/10_minillm.ipynb; what keeps the distribution is in `minillm.sampling`.
+Explained in notebooks/10_minillm.ipynb; what keeps the distribution is in
+`minillm.generation.sampling`.
 """
 
 # Built from notebooks/10_minillm.ipynb: edit there, then make build.
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor
 
 from minillm.cache.base import KVCache
-from minillm.generation.decoding import FROM_CONFIG, Stops, check_prompt
+from minillm.generation.decoding import FROM_CONFIG, StoppingCriteria, check_prompt
 from minillm.generation.sampling import GREEDY, Sampler, draw, speculative_step
 from minillm.model import CausalLM
 
@@ -24,8 +25,9 @@ def _distributions(logits: Tensor, tokens: Tensor, sampler: Sampler) -> Tensor:
     if K == 1:
         return sampler.probabilities(logits, tokens)[None]
     seen = tokens.expand(K, T).clone()
-    later = torch.arange(T)[None] > torch.arange(T - K, T)[:, None]
-    return sampler.probabilities(logits, seen.masked_fill(later.to(seen.device), -1))[None]
+    places = torch.arange(T, device=seen.device)
+    later = places > places[T - K :, None]
+    return sampler.probabilities(logits, seen.masked_fill(later, -1))[None]
 
 
 def _guess(
@@ -49,12 +51,17 @@ def _guess(
 
 def _verify(
     guessed: Tensor, wanted: Tensor, drafts: Tensor, generator: torch.Generator | None
-) -> tuple[int, Tensor]:
-    """How many guesses stand, and the token (1,) after them."""
+) -> tuple[int, list[int]]:
+    """How many guesses stand, and the new tokens: these, and one more.
+
+    Reading them is the one question a round, for which a GPU is waited for.
+    """
     if drafts.shape[1] == 0:
-        return 0, draw(wanted[:, 0], torch.rand(1, generator=generator, dtype=torch.float64))
+        uniform = torch.rand(1, generator=generator, dtype=torch.float64)
+        return 0, draw(wanted[:, 0], uniform).tolist()
     accepted, after = speculative_step(guessed, wanted, drafts, generator=generator)
-    return int(accepted), after
+    count, last, *tokens = torch.cat([accepted, after, drafts[0]]).tolist()
+    return count, [*tokens[:count], last]
 
 
 @torch.inference_mode()
@@ -89,7 +96,7 @@ def speculative_generate(
     if num_draft < 0:
         raise ValueError(f"num_draft must not be negative: {num_draft}")
     generator = sampler.stream(0) if generator is None else generator
-    stops = Stops(eos_token_id, None, None, model.config)
+    stopping = StoppingCriteria(eos_token_id, None, None, model.config)
     caches = [m.make_cache(batch_size=1) for m in (model, draft)]
     ids, end = input_ids, input_ids.shape[1] + max_new_tokens
     while ids.shape[1] < end:
@@ -97,9 +104,8 @@ def speculative_generate(
         tokens, guessed = _guess(draft, ids, guesses, sampler, caches[1], generator)
         logits = model(tokens[:, caches[0].length :], cache=caches[0], logits_to_keep=guesses + 1)
         wanted = _distributions(logits[0], tokens, sampler)
-        accepted, after = _verify(guessed, wanted, tokens[:, ids.shape[1] :], generator)
-        new = torch.cat([tokens[0, ids.shape[1] :][:accepted], after]).tolist()
-        stop = next((i + 1 for i in range(len(new)) if stops.ended(new[: i + 1])), None)
+        accepted, new = _verify(guessed, wanted, tokens[:, ids.shape[1] :], generator)
+        stop = next((i + 1 for i in range(len(new)) if stopping.ended(new[: i + 1])), None)
         ids = torch.cat([ids, ids.new_tensor([new[:stop]])], dim=1)
         if on_round is not None:
             on_round(guesses, accepted)

@@ -289,7 +289,7 @@ def write_config(config: ModelConfig) -> dict[str, Any]:
     data["hidden_act"] = _ACTIVATIONS.get(data["hidden_act"], data["hidden_act"])
     latent = ("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
     drop = {"parallel_attn", "num_ln_in_parallel_attn", "rope_interleave"}
-    drop |= set() if family.latent else set(latent)
+    drop |= set() if family.mla else set(latent)
     drop |= {"rope_theta", "rope_scaling"} if not family.rotary else set()
     drop |= {"mlp_bias"} if kind != "llama" else set()
     drop |= {"attention_bias"} if kind in ("gpt2", "qwen2", "mistral") else set()

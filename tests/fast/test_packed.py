@@ -9,11 +9,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 from family_checkpoints import make, ragged
+from torch import nn
 from torch._dynamo.testing import EagerAndRecordGraphs
 
 from minillm.config import ModelConfig
-from minillm.fast.kernels import MOST_ROWS, panel_product, step_attention, to_panels
-from minillm.fast.packed import SLAB, PackedLM, PackedMatrix, lay_out, multiply, shrink
+from minillm.fast.kernels import MOST_ROWS, pack_panels, panel_product, step_attention
+from minillm.fast.packed import CHUNK, PackedLM, PackedMatrix, multiply, normalize, pack
 from minillm.generation.decoding import generate
 from minillm.generation.sampling import Sampler
 from minillm.model import CausalLM
@@ -54,7 +55,7 @@ def test_logits_and_tokens_are_those_of_the_model(name, tmp_path):
 @pytest.mark.parametrize("shape", [(8, 6), (6, 8), (7, 4)])
 def test_a_product_with_halves_is_the_product(rows, shape):
     weight, x, plus = torch.randn(shape), torch.randn(rows, shape[1]), torch.randn(rows, shape[0])
-    laid = lay_out(weight)
+    laid = pack(weight)
     assert laid.shape == ((1, 7, 4) if shape[0] == 7 else (2, shape[0] // 2, shape[1]))
     torch.testing.assert_close(multiply(x, laid), x @ weight.T)
     torch.testing.assert_close(multiply(x, laid, plus), x @ weight.T + plus)
@@ -91,14 +92,14 @@ def test_many_rows_of_a_large_matrix_go_to_onednn():
 @pytest.mark.parametrize("length", [12, 99])
 @pytest.mark.parametrize("kind", ["llama", "qwen3", "mistral"])
 def test_prompts_and_batches_of_a_wide_model(kind, length):
-    """Wide enough for oneDNN: ragged prompts, more than a slab, with and without a cache."""
+    """Wide enough for oneDNN: ragged prompts, more than a chunk, with and without a cache."""
     window = {"sliding_window": 9} if kind == "mistral" else {}
     config = ModelConfig(
         300, 256, 2, 8, 544, num_key_value_heads=2, model_type=kind, initializer_range=0.1, **window
     )
     model = CausalLM(config).eval()
     packed, ids = PackedLM(model), torch.randint(0, 300, (3, length))
-    assert (ids.numel() > SLAB) == (length == 99)
+    assert (ids.numel() > CHUNK) == (length == 99)
     mask = torch.ones_like(ids)
     mask[0, :5] = 0
     for given in (None, mask):
@@ -117,21 +118,19 @@ def test_prompts_and_batches_of_a_wide_model(kind, length):
     torch.testing.assert_close(torch.cat(pieces, 1), packed(ids), atol=1e-4, rtol=1e-4)
 
 
-def test_shrink_is_rms_norm_but_for_a_factor():
+def test_normalize_is_rms_norm_but_for_a_factor():
     x = torch.randn(3, 64)
-    floor = torch.tensor((64 * 1e-5) ** 0.5)
-    torch.testing.assert_close(8 * shrink(x, floor), F.rms_norm(x, (64,), None, 1e-5))
-    assert shrink(x.bfloat16(), floor).dtype == torch.bfloat16
-    assert torch.equal(shrink(torch.zeros(1, 64), floor), torch.zeros(1, 64))
+    eps = torch.tensor((64 * 1e-5) ** 0.5)
+    torch.testing.assert_close(8 * normalize(x, eps), F.rms_norm(x, (64,), None, 1e-5))
+    assert normalize(x.bfloat16(), eps).dtype == torch.bfloat16
+    assert torch.equal(normalize(torch.zeros(1, 64), eps), torch.zeros(1, 64))
 
 
-def test_positions_beyond_the_table_are_turned_too(tmp_path):
-    make("llama-2", tmp_path)
-    model, _ = from_pretrained(tmp_path)
-    packed = PackedLM(model)
-    ids = torch.randint(1, 60, (2, 5))
-    expected = generate(packed, ids, max_new_tokens=12, eos_token_id=None)
-    packed.table = packed.table[:, :9]
+def test_positions_beyond_those_of_training_are_rotated_too():
+    model = small(max_position_embeddings=8)
+    packed, ids = PackedLM(model), torch.randint(1, 60, (2, 5))
+    with pytest.warns(UserWarning, match="position 8 lies beyond the 8 positions"):
+        expected = generate(model, ids, max_new_tokens=12, eos_token_id=None)
     assert torch.equal(generate(packed, ids, max_new_tokens=12, eos_token_id=None), expected)
 
 
@@ -186,6 +185,17 @@ def test_the_packed_copy_stands_for_itself():
     assert all(torch.equal(v, before[k]) for k, v in packed.packed.state_dict().items())
 
 
+def test_loading_weights_is_refused_before_the_model_behind_changes():
+    model, other = small(), CausalLM(small().config, seed=1)
+    packed = PackedLM(model)
+    before = {k: v.clone() for k, v in model.state_dict().items()}
+    for module in (packed, nn.ModuleList([packed])):
+        for state in (other.state_dict(), module.state_dict()):
+            with pytest.raises(ValueError, match="takes no weights.*pack it anew"):
+                module.load_state_dict(state, strict=False)
+    assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
+
+
 @pytest.mark.parametrize("name", ["llama-3", "qwen3"])
 @torch.no_grad()
 def test_generation_under_autocast(name, tmp_path):
@@ -204,7 +214,7 @@ def test_generation_under_autocast(name, tmp_path):
 @pytest.mark.parametrize("outputs", [16, 64, 97, 131])
 def test_a_product_with_panels_is_the_product(rows, outputs):
     weight, x = torch.randn(outputs, 40), torch.randn(40, rows).t()  # rows that are not contiguous
-    panels = to_panels(weight)
+    panels = pack_panels(weight)
     assert panels.shape[1:] == (40, 16) and 0 <= 16 * len(panels) - outputs < 16
     found = panel_product(x, panels, outputs)
     torch.testing.assert_close(found, (x.double() @ weight.double().T).float())
@@ -282,11 +292,11 @@ def test_a_compiler_gets_attention_whole_where_registers_would_not_hold_its_sums
 
 
 @torch.no_grad()
-def test_few_digits_on_the_way_leave_no_trace_in_the_turns():
-    packed = PackedLM(small())
-    table, floor = packed.table.clone(), packed.floor.clone()
+def test_few_digits_on_the_way_leave_no_trace_in_the_rotation():
+    packed, positions = PackedLM(small()), torch.arange(40)[None]
+    cos, eps = packed.model.rotary(positions).cos, packed.eps.clone()
     packed.bfloat16().float()
-    assert torch.equal(packed.table, table) and torch.equal(packed.floor, floor)
+    assert torch.equal(packed.model.rotary(positions).cos, cos) and torch.equal(packed.eps, eps)
     packed, model, ids = PackedLM(small()).double(), small().double(), torch.tensor([[3, 5, 8]])
     cache = packed.make_cache(batch_size=1)
     found = torch.cat([packed(ids[:, t : t + 1], cache=cache) for t in range(3)], 1)
@@ -296,14 +306,14 @@ def test_few_digits_on_the_way_leave_no_trace_in_the_turns():
 @torch.no_grad()
 def test_panels_follow_their_matrix():
     matrix = PackedMatrix(torch.randn(32, 8))
-    matrix.lay_out_panels()
+    matrix.make_panels()
     kept = matrix.panels
-    matrix.lay_out_panels()
+    matrix.make_panels()
     assert matrix.panels is kept
     assert pickle.loads(pickle.dumps(matrix)).panels is None and matrix.panels is kept
     matrix.load_state_dict({"weight": 2 * matrix.weight})
     assert matrix.panels is None
-    matrix.lay_out_panels()
+    matrix.make_panels()
     assert torch.equal(matrix.panels, 2 * kept)
     assert matrix.bfloat16().panels is None
 
