@@ -157,7 +157,7 @@ def generate_text(a: argparse.Namespace) -> None:
 
 def evaluate_folder(a: argparse.Namespace) -> None:
     """Print bits per byte on held-out stories, the floor, and how many samples are stories."""
-    from minillm.training.loss import evaluate
+    from minillm.training.evaluation import evaluate
 
     model, tokenizer = _load(a)
     grammar = language(a.corpus)

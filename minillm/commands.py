@@ -17,13 +17,13 @@ __all__ = ["device", "train"]
 def train(a: argparse.Namespace) -> None:
     """Train, and save the model with its tokenizer."""
     from minillm.training import distributed
-    from minillm.training.loss import evaluate, token_byte_lengths
+    from minillm.training.evaluation import evaluate, token_byte_lengths
     from minillm.training.trainer import Trainer
 
-    place = distributed.start(device(a))
+    place, lock = distributed.start(device(a)), None
     try:
         first = distributed.world().rank == 0
-        tokenizer = _prepare(a) if first else None
+        tokenizer, lock = _prepare(a) if first else (None, None)
         distributed.barrier()
         tokenizer = tokenizer or _tokenizer(a.out)
         model, config = _model(a, tokenizer).to(place), _config(a)
@@ -46,16 +46,18 @@ def train(a: argparse.Namespace) -> None:
         if first:
             _finish(a, tokenizer, tensors, trainer, time.perf_counter() - start)
     finally:
+        if lock is not None:
+            lock.release()
         distributed.stop()
 
 
-def _prepare(a: argparse.Namespace) -> Any:
-    """Make sure that the folder is free; make the tokenizer and, of a file, the token file."""
+def _prepare(a: argparse.Namespace) -> tuple[Any, Any]:
+    """Take the folder; make the tokenizer and, of a file, the token file."""
     from minillm import record
     from minillm.pretrained.load import check_savable
     from minillm.tokenizer.bpe import BPETokenizer
     from minillm.training.data import TokenDataset
-    from minillm.training.trainer import check_free
+    from minillm.training.run_folder import FolderLock, check_free
 
     if not a.resume:
         check_free(a.out, "give --resume to go on, or another --out")
@@ -77,14 +79,17 @@ def _prepare(a: argparse.Namespace) -> Any:
     check_savable(config)  # rather now than after the training
     if not is_file(a):
         next(source(a, tokenizer))  # does a story fit a row?
-    a.out.mkdir(parents=True, exist_ok=True)
+    lock = FolderLock(a.out)
+    lock.acquire()
+    if not a.resume:
+        check_free(a.out, "give --resume to go on, or another --out")  # also now that it is ours
     tokenizer.save(a.out)
     record.begin(a)
     if is_file(a) and not (a.resume and (a.out / "tokens.npy").exists()):
         encoded = (tokenizer.encode_ordinary(text) for text in documents(a.corpus))
         ends = {"vocab_size": tokenizer.vocab_size, "end_id": tokenizer.eos_token_id}
         TokenDataset.write(a.out / "tokens.npy", encoded, **ends)
-    return tokenizer
+    return tokenizer, lock
 
 
 def _model_config(a: argparse.Namespace, tokenizer: Any) -> Any:
@@ -142,16 +147,16 @@ def _config(a: argparse.Namespace) -> Any:
         min_lr=a.lr / 20 if a.min_lr is None else a.min_lr,
         warmup_steps=a.warmup,
         weight_decay=a.weight_decay,
-        algorithm=a.optimizer,
-        accumulation=a.accumulation,
+        optimizer=a.optimizer,
+        gradient_accumulation_steps=a.accumulation,
         precision=a.precision,
         compile=a.compile,
         seed=a.seed,
         parallel=a.parallel,
-        folder=str(a.out),
-        checkpoint_every=a.checkpoint_every,
-        log_every=a.log_every,
-        validate_every=a.validate_every,
+        output_dir=str(a.out),
+        checkpoint_interval=a.checkpoint_every,
+        log_interval=a.log_every,
+        eval_interval=a.validate_every,
     )
 
 

@@ -16,8 +16,8 @@ __all__ = ["begin", "check_same", "finish", "options"]
 
 NAME = "run.json"
 # the settings of TrainConfig are compared with those in the checkpoint
-FIXED = ("family", "hidden_size", "layers", "heads", "kv_heads", "intermediate_size")
-FIXED += ("context_length", "rope_theta", "init_from", "deck_cards", "exact_targets")
+FIXED = ["family", "hidden_size", "layers", "heads", "kv_heads", "intermediate_size"]
+FIXED += ["context_length", "rope_theta", "init_from", "deck_cards", "exact_targets"]
 
 
 def options(a: Namespace) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from minillm.generation.sampling import Sampler
 from minillm.pretrained.load import from_pretrained
 from minillm.record import options
 from minillm.stories.language import StoryLanguage
-from minillm.training.loss import evaluate
+from minillm.training.evaluation import evaluate
 
 FOLDER = Path(__file__).parents[1] / "assets/stories-en"
 

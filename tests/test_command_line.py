@@ -21,7 +21,7 @@ from minillm.stories.language import StoryLanguage
 from minillm.tokenizer.bpe import BPETokenizer
 from minillm.tokenizer.hf_wrapper import load_tokenizer
 from minillm.training.checkpoint import newest_checkpoint
-from minillm.training.loss import evaluate
+from minillm.training.evaluation import evaluate
 
 SMALL = ["--device", "cpu", "--hidden-size", "32", "--layers", "1", "--batch-size", "2", "--quiet"]
 SMALL += ["--warmup", "2", "--lr", "5e-3", "--vocab-size", "1000", "--held-out", "3"]
@@ -73,7 +73,7 @@ def test_optimizer_fresh_weights_and_rotation_can_be_chosen(trained, tmp_path, c
     assert all(("_proj." in name) == name.endswith("momentum_buffer") for name in saved)
     options[options.index("muon")] = "adamw"
     assert run("train", "--out", out, "--resume", *options) == 1
-    assert "algorithm: saved 'muon', now 'adamw'" in capsys.readouterr().err
+    assert "optimizer: saved 'muon', now 'adamw'" in capsys.readouterr().err
 
 
 def test_a_wrapped_tokenizer_trains_and_goes_on_with_a_prompt(tmp_path, capsys):

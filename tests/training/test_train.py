@@ -36,9 +36,11 @@ from minillm.training.checkpoint import (
 )
 from minillm.training.data import TokenDataset, WindowBatches, check_settings, get_batch, pad_rows
 from minillm.training.documents import DocumentBatches, FileDocuments, StoryDocuments
-from minillm.training.loss import accumulate_gradients, cross_entropy, evaluate, token_byte_lengths
+from minillm.training.evaluation import evaluate, token_byte_lengths
+from minillm.training.loss import accumulate_gradients, cross_entropy
 from minillm.training.muon import MuonAdamW
 from minillm.training.optim import AdamW, clip_grad_norm, cosine_schedule, decay_groups
+from minillm.training.run_folder import check_free
 from minillm.training.trainer import TrainConfig, Trainer
 
 V, C = 23, 16
@@ -75,8 +77,8 @@ def records(folder):
 
 
 def make(folder=None, steps=24, *, model=None, source=None, **settings):
-    settings = {"warmup_steps": 4, "checkpoint_every": 5, "log_every": 4, **settings}
-    config = TrainConfig(steps, folder=None if folder is None else str(folder), **settings)
+    settings = {"warmup_steps": 4, "checkpoint_interval": 5, "log_interval": 4, **settings}
+    config = TrainConfig(steps, output_dir=None if folder is None else str(folder), **settings)
     source = source or WindowBatches(TOKENS, 4, 12, seed=3)
     return Trainer(tiny() if model is None else model, source, config, progress=False)
 
@@ -133,7 +135,7 @@ def test_cross_entropy_honours_ignore_index_and_an_empty_batch():
 
 def test_a_step_without_targets_leaves_the_weights_and_goes_on():
     x, y = torch.ones(2, 3, dtype=torch.long), torch.full((2, 3), -100)
-    trainer = make(source=Listed([(x, y), (x, y)]), steps=2, log_every=1, weight_decay=0.0)
+    trainer = make(source=Listed([(x, y), (x, y)]), steps=2, log_interval=1, weight_decay=0.0)
     before = weights(trainer)
     assert [record["loss"] for record in trainer.train()] == [0, 0]
     assert all(torch.equal(a, b) for a, b in zip(before, weights(trainer), strict=True))
@@ -222,7 +224,7 @@ def test_muon_moves_the_matrices_between_embedding_and_head():
     assert names_of(model, optimizer) == expected
     assert [len(o.param_groups) for o in (optimizer.muon, optimizer.adamw)] == [1, 2]
     tied = Tiny()  # the head is the embedding
-    optimizer = TrainConfig(9, algorithm="muon", warmup_steps=2).optimizer(tied)
+    optimizer = TrainConfig(9, optimizer="muon", warmup_steps=2).make_optimizer(tied)
     expected = [({"mix.weight"}, 0.1), ({"embed.weight"}, 0.1), (vectors, 0.0)]
     assert isinstance(optimizer, MuonAdamW) and names_of(tied, optimizer) == expected
     tied.embed.weight.requires_grad_(False)  # frozen: nobody moves it
@@ -296,15 +298,15 @@ def test_muon_refuses_what_it_cannot_move(monkeypatch):
         make_one(Tiny())
 
 
-@pytest.mark.parametrize("algorithm", ["Muon", "adam", "", None])
-def test_an_algorithm_misspelt_is_refused(algorithm):
-    with pytest.raises(ValueError, match=f"algorithm {algorithm!r} is neither adamw nor muon"):
-        TrainConfig(9, warmup_steps=2, algorithm=algorithm)
+@pytest.mark.parametrize("optimizer", ["Muon", "adam", "", None])
+def test_an_optimizer_misspelt_is_refused(optimizer):
+    with pytest.raises(ValueError, match=f"optimizer {optimizer!r} is neither adamw nor muon"):
+        TrainConfig(9, warmup_steps=2, optimizer=optimizer)
 
 
 def test_muon_goes_with_the_fused_adamw_only():
     with pytest.raises(ValueError, match="muon goes with torch's AdamW, not with fused=False"):
-        TrainConfig(9, algorithm="muon", fused=False)
+        TrainConfig(9, optimizer="muon", fused=False)
 
 
 def test_schedule_equals_torchs_schedulers():
@@ -485,7 +487,7 @@ END = 22
 
 @pytest.mark.parametrize("layout", ["padded", "packed"])
 def test_document_batches_hold_whole_documents_once(layout):
-    source = DocumentBatches(Documents(), 4, 48, end_id=END, layout=layout, pool=3)
+    source = DocumentBatches(Documents(), 4, 48, end_id=END, layout=layout, shuffle_buffer=3)
     found, widths = [], set()
     for _ in range(40):
         x, y = next(source)
@@ -504,7 +506,7 @@ def test_document_batches_hold_whole_documents_once(layout):
     missing = list(expected)
     for document in found:
         missing.remove(document)  # each drawn document at most once, none invented
-    pending = [r for b in source._pool[source._taken :] for r in b] + source._carry
+    pending = [r for b in source._buffer[source._taken :] for r in b] + source._carry
     assert sum(sum(t == END for t in row) - 1 for row in pending) == len(missing)
     if layout == "packed":
         assert widths == {torch.Size([4, 48])}
@@ -516,7 +518,7 @@ def test_document_batches_hold_whole_documents_once(layout):
 @given(taken=st.integers(0, 25))
 def test_document_batches_resume_anywhere(layout, taken):
     def fresh():
-        return DocumentBatches(Documents(), 3, 48, end_id=END, layout=layout, pool=4)
+        return DocumentBatches(Documents(), 3, 48, end_id=END, layout=layout, shuffle_buffer=4)
 
     first, second = fresh(), fresh()
     for _ in range(taken):
@@ -530,7 +532,7 @@ def test_document_batches_resume_anywhere(layout, taken):
 @pytest.mark.parametrize("layout", ["padded", "packed"])
 def test_no_document_waits_for_ever(layout):
     """Carried rows are dealt soon, the longest ones too."""
-    source = DocumentBatches(Documents(), 4, 48, end_id=END, layout=layout, pool=2)
+    source = DocumentBatches(Documents(), 4, 48, end_id=END, layout=layout, shuffle_buffer=2)
     given = set()
     for _ in range(100):
         for row in next(source)[1].tolist():
@@ -546,7 +548,7 @@ def test_no_document_waits_for_ever(layout):
 )
 def test_the_order_of_documents_is_that_of_older_versions(layout, expected):
     """Or a run that was begun with one version could not go on exactly with the next."""
-    source = DocumentBatches(Documents(), 4, 48, end_id=END, layout=layout, pool=3)
+    source = DocumentBatches(Documents(), 4, 48, end_id=END, layout=layout, shuffle_buffer=3)
     digest = hashlib.sha256()
     for _ in range(50):
         inputs, targets = next(source)
@@ -774,8 +776,8 @@ def test_trainer_with_accumulation_takes_the_step_of_the_big_batch(generator):
             steps=2,
             model=tiny(dropout=0.0).double(),
             source=Listed(batches * 2),
-            accumulation=accumulation,
-            log_every=1,
+            gradient_accumulation_steps=accumulation,
+            log_interval=1,
         )
         trainer.train()
         return trainer
@@ -844,7 +846,7 @@ def test_validation_samples_and_bytes_go_into_the_records(tmp_path):
         torch.rand(5)  # validation may draw: training does not notice
         return {"bits": 1.5}
 
-    trainer = make(tmp_path, steps=10, validate_every=4)
+    trainer = make(tmp_path, steps=10, eval_interval=4)
     trainer.validate, trainer.sample = validate, lambda model: "once"
     trainer.token_bytes, trainer.on_log = lengths, logged.append
     trainer.train()
@@ -880,7 +882,7 @@ def test_bytes_are_counted_where_their_numbers_lie(monkeypatch):
 
 @pytest.mark.parametrize("names", [["loss"], ["step", "tokens", "held_out"]])
 def test_validation_does_not_overwrite_the_run(tmp_path, names):
-    trainer = make(tmp_path, steps=8, validate_every=4)
+    trainer = make(tmp_path, steps=8, eval_interval=4)
     trainer.validate = lambda model: dict.fromkeys(names, 7.0)
     clash = ", ".join(name for name in names if name != "held_out")
     with pytest.raises(ValueError, match=f"validate returned {clash}: the run records that"):
@@ -978,7 +980,7 @@ def test_training_goes_on_exactly_after_an_interrupt(place):
                 torch.rand(7)  # whatever it was doing with random numbers
             raise Stop
 
-    trainer = make(steps=12, accumulation=2, log_every=1, validate_every=1)
+    trainer = make(steps=12, gradient_accumulation_steps=2, log_interval=1, eval_interval=1)
     if place == "source":
         trainer.source = Failing(trainer.source, at=6, error=Stop)
     elif place == "forward":
@@ -993,13 +995,13 @@ def test_training_goes_on_exactly_after_an_interrupt(place):
         trainer.train()
     assert 2 <= trainer.step <= 6 and trainer.model.mix.weight.grad is None
     trainer.train()
-    reference = make(steps=12, accumulation=2)
+    reference = make(steps=12, gradient_accumulation_steps=2)
     reference.train()
     assert trainer.step == 12 and same(trainer, reference)
 
 
 def test_a_run_broken_off_while_the_weights_moved_must_be_resumed(tmp_path):
-    trainer = make(tmp_path, steps=12, checkpoint_every=4, fused=False)
+    trainer = make(tmp_path, steps=12, checkpoint_interval=4, fused=False)
     step, weight = trainer.optimizer.step, trainer.model.mix.weight
 
     def half_a_step():
@@ -1026,7 +1028,7 @@ def test_a_run_broken_off_while_the_weights_moved_must_be_resumed(tmp_path):
     [
         ({"steps": 0}, "counts from 1"),
         ({"steps": 2.5}, "counts from 1"),
-        ({"steps": 5, "accumulation": 0}, "counts from 1"),
+        ({"steps": 5, "gradient_accumulation_steps": 0}, "counts from 1"),
         ({"steps": 5, "warmup_steps": -1}, "warm-up -1 of 5"),
         ({"steps": 5, "max_norm": 0.0}, "max_norm must be positive, not 0.0"),
         ({"steps": 5, "precision": "float16"}, "precision 'float16'"),
@@ -1045,7 +1047,7 @@ def test_config_refuses_values_out_of_range(settings, message):
 @pytest.mark.parametrize("fused", [True, False])
 @pytest.mark.parametrize("stop", [1, 5, 13])
 def test_resumed_equals_uninterrupted(tmp_path, fused, stop):
-    settings = {"fused": fused, "accumulation": 2}
+    settings = {"fused": fused, "gradient_accumulation_steps": 2}
     whole = make(tmp_path / "whole", **settings)
     whole.train()
     make(tmp_path / "cut", **settings).train(until=stop)
@@ -1091,16 +1093,16 @@ def test_moments_lie_in_memory_as_their_parameter(tmp_path, fused):
     assert same(whole, resumed)
 
 
-@pytest.mark.parametrize("algorithm", ["adamw", "muon"])
-def test_going_back_forgets_moments_that_came_later(tmp_path, algorithm):
-    trainer = make(tmp_path, keep=9, algorithm=algorithm)
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_going_back_forgets_moments_that_came_later(tmp_path, optimizer):
+    trainer = make(tmp_path, keep=9, optimizer=optimizer)
     start = trainer.save()  # nothing has moved, so there are no moments
     trainer.begun = True
     trainer.train(until=8)
     assert trainer.optimizer.state
     assert trainer.resume(start) and not trainer.optimizer.state
     trainer.train()
-    reference = make(algorithm=algorithm)
+    reference = make(optimizer=optimizer)
     reference.train()
     assert same(trainer, reference)
 
@@ -1108,7 +1110,7 @@ def test_going_back_forgets_moments_that_came_later(tmp_path, algorithm):
 @pytest.mark.parametrize("layout", ["padded", "packed"])
 def test_resuming_keeps_the_order_of_documents(tmp_path, layout):
     def run(folder, resume=False, until=None):
-        source = DocumentBatches(Documents(), 3, 48, end_id=END, layout=layout, pool=4)
+        source = DocumentBatches(Documents(), 3, 48, end_id=END, layout=layout, shuffle_buffer=4)
         trainer = make(folder, steps=20, source=source)
         assert trainer.resume() == resume
         trainer.train(until)
@@ -1131,7 +1133,7 @@ def test_forgetting_the_sampler_changes_the_run(tmp_path):
 
 
 def test_a_new_run_does_not_overwrite_an_old_one(tmp_path):
-    make(tmp_path, log_every=1).train(until=6)
+    make(tmp_path, log_interval=1).train(until=6)
     before = {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()}
     new = make(tmp_path)
     with pytest.raises(ValueError, match=r"holds a run: resume it.*step-00000006 and metrics"):
@@ -1151,24 +1153,24 @@ def test_a_new_run_does_not_overwrite_an_old_one(tmp_path):
 
 def test_records_without_a_checkpoint_are_a_run_too(tmp_path):
     """Killed before its first checkpoint, which is all that is left of it."""
-    make(tmp_path, log_every=1).train(until=3)
+    make(tmp_path, log_interval=1).train(until=3)
     shutil.rmtree(tmp_path / "step-00000003")
     with pytest.raises(ValueError, match=r"holds a run.*\(found metrics\.jsonl\)"):
         make(tmp_path).train()
     assert [r["step"] for r in records(tmp_path)] == [1, 2, 3]
-    again = make(tmp_path, log_every=2)
+    again = make(tmp_path, log_interval=2)
     assert not again.resume()  # the word that it may be begun anew
     again.train(until=4)
     assert [r["step"] for r in records(tmp_path)] == [2, 4]
-    trainer_module.check_free(tmp_path / "nowhere")
+    check_free(tmp_path / "nowhere")
 
 
 def test_metrics_of_repeated_steps_are_written_once(tmp_path):
-    make(tmp_path, log_every=1, keep=9).train(until=12)
+    make(tmp_path, log_interval=1, keep=9).train(until=12)
     shutil.rmtree(tmp_path / "step-00000012")
     with open(tmp_path / "metrics.jsonl", "a") as file:
         file.write('{"step": 13, "lo')  # what a kill leaves
-    resumed = make(tmp_path, log_every=1)
+    resumed = make(tmp_path, log_interval=1)
     assert resumed.resume() and resumed.step == 10
     resumed.train()
     steps = [r["step"] for r in records(tmp_path)]
@@ -1176,13 +1178,13 @@ def test_metrics_of_repeated_steps_are_written_once(tmp_path):
 
 
 def test_records_cut_within_a_character_or_with_odd_line_ends_are_no_obstacle(tmp_path):
-    make(tmp_path, log_every=1).train(until=12)
+    make(tmp_path, log_interval=1).train(until=12)
     path = tmp_path / "metrics.jsonl"
     lines = path.read_bytes().split(b"\n")[:-1]
     lines[3] = lines[3][:-1] + ', "sample": "a\u2028b"}'.encode()
     cut = '{"step": 12, "sample": "从前'.encode()[:-1]
     path.write_bytes(b"\n".join([*lines, b"3", cut]))
-    resumed = make(tmp_path, log_every=1)
+    resumed = make(tmp_path, log_interval=1)
     assert resumed.resume()
     resumed.train()
     kept = path.read_text(encoding="utf-8").split("\n")[:-1]
@@ -1208,8 +1210,8 @@ KILLED = """
         if child:
             os.close(end)
             return child, pipe
-        source = DocumentBatches(Documents(), 2, 48, end_id=END, pool=3)
-        settings = {"checkpoint_every": 2, "log_every": 1, "fused": False}
+        source = DocumentBatches(Documents(), 2, 48, end_id=END, shuffle_buffer=3)
+        settings = {"checkpoint_interval": 2, "log_interval": 1, "fused": False}
         trainer = make(f"{folder}/{name}", 120, source=source, **settings)
         trainer.resume()
         trainer.on_log = lambda record: os.write(end, b"!")
@@ -1380,11 +1382,11 @@ def test_the_newest_whole_checkpoint_is_found(tmp_path):
 
 def test_the_checkpoint_just_written_stays_and_what_a_kill_left_goes(tmp_path):
     """Going on from an older checkpoint, with newer ones in the folder."""
-    make(tmp_path, keep=9, checkpoint_every=5).train()
+    make(tmp_path, keep=9, checkpoint_interval=5).train()
     (tmp_path / ".step-00000007.1").mkdir()
     for step in (20, 24):
         (tmp_path / f"step-{step:08d}" / "model.safetensors").write_bytes(b"")
-    back = make(tmp_path, keep=2, checkpoint_every=5)
+    back = make(tmp_path, keep=2, checkpoint_interval=5)
     with pytest.warns(UserWarning, match="passed over"):
         assert back.resume() and back.step == 15
     back.train(until=17)
@@ -1463,7 +1465,7 @@ def test_what_can_never_be_saved_is_told_at_the_first_checkpoint(tmp_path):
         error = {"twin": "share memory", "odd": "int64 is not JSON"}[name]
         with pytest.raises(CheckpointError, match=rf"(?s)write .*step-00000005.*{error}") as found:
             trainer.train()
-        assert found.value.lasting and trainer.step == 5
+        assert found.value.permanent and trainer.step == 5
         assert not list((tmp_path / name).glob(".step*"))
 
 
@@ -1507,15 +1509,15 @@ class Killed(WindowBatches):
 
 
 def test_a_run_with_muon_resumes_exactly(tmp_path):
-    whole = make(algorithm="muon", log_every=1)
+    whole = make(optimizer="muon", log_interval=1)
     whole.train()
-    cut = make(tmp_path / "cut", algorithm="muon")
+    cut = make(tmp_path / "cut", optimizer="muon")
     cut.train(until=11)
-    killed = make(tmp_path / "killed", algorithm="muon", source=Killed(TOKENS, 4, 12, seed=3))
+    killed = make(tmp_path / "killed", optimizer="muon", source=Killed(TOKENS, 4, 12, seed=3))
     with pytest.raises(Stop):
         killed.train()
     for name, step in (("cut", 11), ("killed", 10)):
-        again = make(tmp_path / name, model=tiny(seed=8), algorithm="muon")
+        again = make(tmp_path / name, model=tiny(seed=8), optimizer="muon")
         assert again.resume() and again.step == step
         again.train()
         assert same(again, whole)
@@ -1524,29 +1526,57 @@ def test_a_run_with_muon_resumes_exactly(tmp_path):
     assert kinds == {"momentum_buffer", "step", "exp_avg", "exp_avg_sq"}
     moments = [name for name in tensors["optimizer"] if name.startswith("mix.weight")]
     assert moments == ["mix.weight/momentum_buffer"]
-    assert state["config"]["algorithm"] == "muon"
+    assert state["config"]["optimizer"] == "muon"
     plain = make()
     plain.train()
     assert not same(plain, whole)
     assert whole.history[-1]["loss"] < whole.history[0]["loss"]
 
 
-def test_checkpoints_from_before_there_was_a_choice_resume(tmp_path):
-    assert "algorithm" not in TrainConfig(24).numbers()  # as older versions wrote it
-    path = damaged(tmp_path)
-    assert "algorithm" not in load_checkpoint(path)[1]["config"]
-    whole, again = make(steps=24), make(tmp_path, algorithm="adamw")
-    assert again.resume(path)
-    whole.train(), again.train()
+def under_old_names(path):
+    """Write a checkpoint's state as versions did that had other names for some settings."""
+    state = json.loads((path / "state.json").read_text(encoding="utf-8"))
+    config, source = state["config"], state["source"]
+    config["accumulation"] = config.pop("gradient_accumulation_steps")
+    config["algorithm"] = config.pop("optimizer")
+    if config["algorithm"] == "adamw":  # was not written
+        del config["algorithm"]
+    if "shuffle_buffer" in source:
+        source["pool"] = source.pop("shuffle_buffer")
+        del source["skipped"]
+    del state["meter"]
+    (path / "state.json").write_text(json.dumps(state), encoding="utf-8")
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_checkpoints_under_old_names_resume_exactly(tmp_path, optimizer):
+    def run(folder, **settings):
+        source = DocumentBatches(Documents(), 3, 48, end_id=END, shuffle_buffer=4)
+        return make(folder, 20, source=source, optimizer=optimizer, **settings)
+
+    whole, again = (run(tmp_path / name, gradient_accumulation_steps=2) for name in "ab")
+    whole.train(), run(tmp_path / "b", gradient_accumulation_steps=2).train(until=9)
+    path = newest_checkpoint(tmp_path / "b")
+    under_old_names(path)
+    config = load_checkpoint(path)[1]["config"]
+    assert ("algorithm" in config) == (optimizer == "muon") and "optimizer" not in config
+    with pytest.raises(ValueError, match="gradient_accumulation_steps: saved 2, now 1"):
+        run(tmp_path / "b").resume()
+    other = run(tmp_path / "b", gradient_accumulation_steps=2)
+    other.source.settings["shuffle_buffer"] = 5
+    with pytest.raises(ValueError, match="shuffle_buffer: saved 4, now 5"):
+        other.resume()
+    assert again.resume() and again.step == 9
+    again.train()
     assert same(whole, again)
 
 
 def test_a_run_does_not_change_its_optimizer(tmp_path):
     path = damaged(tmp_path)
-    with pytest.raises(ValueError, match="algorithm: saved 'adamw', now 'muon'"):
-        make(tmp_path, algorithm="muon").resume(path)
-    make(tmp_path / "muon", algorithm="muon").train(until=3)
-    with pytest.raises(ValueError, match="algorithm: saved 'muon', now 'adamw'"):
+    with pytest.raises(ValueError, match="optimizer: saved 'adamw', now 'muon'"):
+        make(tmp_path, optimizer="muon").resume(path)
+    make(tmp_path / "muon", optimizer="muon").train(until=3)
+    with pytest.raises(ValueError, match="optimizer: saved 'muon', now 'adamw'"):
         make(tmp_path / "muon").resume()
 
 
@@ -1570,7 +1600,7 @@ def test_a_full_disk_loses_nothing_that_was_whole(tmp_path):
 
 
 def test_metrics_that_cannot_be_written_do_not_stop_the_run(tmp_path):
-    trainer = make(tmp_path, steps=20, log_every=1, checkpoint_every=0)
+    trainer = make(tmp_path, steps=20, log_interval=1, checkpoint_interval=0)
     with (
         pytest.warns(UserWarning, match="metrics not written"),
         pytest.raises(CheckpointError, match="step-00000020"),
@@ -1650,7 +1680,7 @@ def test_a_read_only_folder_loses_nothing(tmp_path, monkeypatch, when):
 
 def test_a_folder_that_cannot_be_written_is_an_error_before_the_first_step(tmp_path):
     (tmp_path / "file").write_text("in the way")
-    trainer = make(tmp_path / "file", steps=3, checkpoint_every=0)
+    trainer = make(tmp_path / "file", steps=3, checkpoint_interval=0)
     with pytest.raises(OSError, match="file"):
         trainer.train()
     assert trainer.step == 0
