@@ -6,16 +6,17 @@ import re
 import shutil
 import subprocess
 import sys
+from functools import partial
 
 import pytest
 import torch
 from safetensors.torch import load_file
 from tokenizer_folders import write
 
-from minillm import commands, corpora
-from minillm.__main__ import main
-from minillm.corpora import END, stories
+from minillm import cli
+from minillm.cli import END, main, sample_texts, stories
 from minillm.generation.decoding import generate
+from minillm.generation.sampling import Sampler
 from minillm.pretrained.load import from_pretrained
 from minillm.stories.language import StoryLanguage
 from minillm.tokenizer.bpe import BPETokenizer
@@ -31,11 +32,15 @@ def run(*words):
     return main([str(word) for word in words])
 
 
+def train(folder, *words):
+    return run("train", "--output-dir", folder, *words)
+
+
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     """A model of a few steps on English stories."""
     out = tmp_path_factory.mktemp("run")
-    shown = run("train", "--out", out, "--steps", 6, "--checkpoint-every", 3, *SMALL)
+    shown = train(out, "--steps", 6, "--checkpoint-interval", 3, *SMALL)
     assert shown == 0
     return out
 
@@ -59,7 +64,7 @@ def test_train_leaves_a_model_a_tokenizer_and_a_record(trained):
 def test_optimizer_fresh_weights_and_rotation_can_be_chosen(trained, tmp_path, capsys):
     out, options = tmp_path / "o", ["--init-range", 0.2, "--rope-theta", 5e4, *SMALL]
     options += ["--optimizer", "muon", "--tokenizer", trained, "--steps", 3]
-    assert run("train", "--out", out, *options) == 0
+    assert train(out, *options) == 0
     asked = json.loads((out / "run.json").read_text())["options"]
     assert (asked["optimizer"], asked["init_range"], asked["rope_theta"]) == ("muon", 0.2, 5e4)
     config = json.loads((out / "config.json").read_text())
@@ -72,14 +77,14 @@ def test_optimizer_fresh_weights_and_rotation_can_be_chosen(trained, tmp_path, c
     assert moments == {"momentum_buffer", "step", "exp_avg", "exp_avg_sq"}
     assert all(("_proj." in name) == name.endswith("momentum_buffer") for name in saved)
     options[options.index("muon")] = "adamw"
-    assert run("train", "--out", out, "--resume", *options) == 1
+    assert train(out, "--resume", *options) == 1
     assert "algorithm: saved 'muon', now 'adamw'" in capsys.readouterr().err
 
 
 def test_a_wrapped_tokenizer_trains_and_goes_on_with_a_prompt(tmp_path, capsys):
     folder, out = write(tmp_path, "llama-2"), tmp_path / "o"
     options = ["--tokenizer", folder, "--context-length", 1024, "--steps", 2, *SMALL]
-    assert run("train", "--out", out, *options) == 0
+    assert train(out, *options) == 0
     model, tokenizer = from_pretrained(out)
     assert model.config.vocab_size == tokenizer.vocab_size == load_tokenizer(folder).vocab_size
     capsys.readouterr()
@@ -94,17 +99,17 @@ def test_training_starts_from_a_saved_model(trained, tmp_path, capsys):
     """With its shape, weights and tokenizer: at rate 0 nothing moves, else the loss goes on."""
     still, moved = tmp_path / "still", tmp_path / "moved"
     options = ["--init-from", trained, *SMALL, "--hidden-size", 64, "--steps", 2]
-    assert run("train", "--out", still, "--lr", 0, *options[:-2], "--steps", 1, "--lr", 0) == 0
+    assert train(still, "--lr", 0, *options[:-2], "--steps", 1, "--lr", 0) == 0
     before, after = (load_file(f / "model.safetensors") for f in (trained, still))
     assert all(torch.equal(before[name], after[name]) for name in before | after)
     assert (still / "tokenizer.json").read_bytes() == (trained / "tokenizer.json").read_bytes()
-    assert run("train", "--out", moved, *options) == 0
+    assert train(moved, *options) == 0
     records = [json.loads(line) for line in (moved / "metrics.jsonl").read_text().splitlines()]
     start = json.loads((trained / "run.json").read_text())
     assert records[-1]["held_out"] < start["held_out"]
     asked = json.loads((moved / "run.json").read_text())["options"]
     assert asked["init_from"] == str(trained)
-    assert run("train", "--out", moved, "--resume", *options[2:]) == 1
+    assert train(moved, "--resume", *options[2:]) == 1
     assert "init_from" in capsys.readouterr().err
 
 
@@ -112,29 +117,29 @@ def test_training_starts_from_a_saved_model(trained, tmp_path, capsys):
 def plain(trained, tmp_path_factory):
     """The weights of four steps on stories as they are."""
     out = tmp_path_factory.mktemp("plain")
-    assert run("train", "--out", out, "--tokenizer", trained, "--steps", 4, *SMALL) == 0
+    assert train(out, "--tokenizer", trained, "--steps", 4, *SMALL) == 0
     return load_file(out / "model.safetensors")
 
 
 @pytest.mark.parametrize("asked", [["--deck-cards", 4, "--deck-stories", 8], ["--exact-targets"]])
 def test_stories_told_otherwise_are_trained_on_and_resumed(trained, plain, asked, tmp_path, capsys):
     """Cut off after two of four steps and resumed: the weights of a run that was not."""
-    options = ["--tokenizer", trained, "--checkpoint-every", 2, "--steps", 4, *SMALL]
+    options = ["--tokenizer", trained, "--checkpoint-interval", 2, "--steps", 4, *SMALL]
     whole, cut = tmp_path / "whole", tmp_path / "cut"
-    assert run("train", "--out", whole, *options, *asked) == 0
+    assert train(whole, *options, *asked) == 0
     shutil.copytree(whole, cut)
     shutil.rmtree(cut / "step-00000004")
     (cut / "model.safetensors").unlink()
-    assert run("train", "--out", cut, "--resume", *options, *asked) == 0
+    assert train(cut, "--resume", *options, *asked) == 0
     first, again = (load_file(folder / "model.safetensors") for folder in (whole, cut))
     assert all(torch.equal(first[name], again[name]) for name in first | again)
     assert any(not torch.equal(first[name], plain[name]) for name in first)
     capsys.readouterr()
-    assert run("train", "--out", cut, "--resume", *options) == 1
+    assert train(cut, "--resume", *options) == 1
     assert asked[0].removeprefix("--").replace("-", "_") in capsys.readouterr().err
     if len(asked) > 2:
         shutil.rmtree(cut / "step-00000004")
-        assert run("train", "--out", cut, "--resume", *options, *asked[:-1], 9) == 1
+        assert train(cut, "--resume", *options, *asked[:-1], 9) == 1
         assert "stories: saved 8, now 9" in capsys.readouterr().err
 
 
@@ -142,18 +147,18 @@ def test_what_does_not_fit_the_model_to_start_from(trained, tmp_path, capsys):
     options = ["--init-from", trained, "--steps", 1, *SMALL]
     large = tmp_path / "large"
     BPETokenizer.train(stories("stories-en", 300, "x"), 1100, special_tokens=[END]).save(large)
-    assert run("train", "--out", tmp_path / "o", "--tokenizer", large, *options) == 1
+    assert train(tmp_path / "o", "--tokenizer", large, *options) == 1
     assert "1,100 tokens, the model knows 1,000" in capsys.readouterr().err
     gpt2 = tmp_path / "gpt2"
-    assert run("train", "--out", gpt2, "--family", "gpt2", "--steps", 1, *SMALL) == 0
+    assert train(gpt2, "--family", "gpt2", "--steps", 1, *SMALL) == 0
     options[1] = gpt2
-    assert run("train", "--out", tmp_path / "o", "--context-length", 600, *options) == 1
+    assert train(tmp_path / "o", "--context-length", 600, *options) == 1
     assert "--context-length 600: the model has 512 positions" in capsys.readouterr().err
     assert not (tmp_path / "o").exists()
 
 
 def test_a_folder_without_a_tokenizer_is_named(tmp_path, capsys):
-    assert run("train", "--out", tmp_path / "o", "--tokenizer", tmp_path, "--steps", 2, *SMALL) == 1
+    assert train(tmp_path / "o", "--tokenizer", tmp_path, "--steps", 2, *SMALL) == 1
     assert f"{tmp_path} has no tokenizer.json" in capsys.readouterr().err
 
 
@@ -161,8 +166,8 @@ def test_the_finished_model_can_be_saved_in_16_bits(trained, tmp_path, capsys):
     out = tmp_path / "o"
     shutil.copytree(trained, out)
     before = (out / "step-00000006" / "model.safetensors").read_bytes()
-    options = ["--resume", "--steps", 6, "--checkpoint-every", 3, *SMALL]
-    assert run("train", "--out", out, *options, "--save-dtype", "bfloat16") == 0
+    options = ["--resume", "--steps", 6, "--checkpoint-interval", 3, *SMALL]
+    assert train(out, *options, "--save-dtype", "bfloat16") == 0
     ours, theirs = load_file(out / "model.safetensors"), load_file(trained / "model.safetensors")
     assert ours.keys() == theirs.keys()
     for name, tensor in theirs.items():
@@ -185,8 +190,8 @@ def test_resume_gives_the_same_model(trained, tmp_path, capsys):
     shutil.rmtree(out / "step-00000006")
     for name in ("model.safetensors", "run.json", "config.json"):
         (out / name).unlink()
-    options = ["--steps", 6, "--checkpoint-every", 3, *SMALL]
-    assert run("train", "--out", out, "--resume", *options) == 0
+    options = ["--steps", 6, "--checkpoint-interval", 3, *SMALL]
+    assert train(out, "--resume", *options) == 0
     assert "resumed at step 3" in capsys.readouterr().err
     ours, theirs = load_file(out / "model.safetensors"), load_file(trained / "model.safetensors")
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
@@ -196,10 +201,11 @@ def test_resume_gives_the_same_model(trained, tmp_path, capsys):
 def test_resuming_an_ended_run_keeps_its_results(trained, tmp_path):
     shutil.copytree(trained, tmp_path / "o")
     before = json.loads((tmp_path / "o/run.json").read_text())
-    options = ["--resume", "--steps", 6, "--checkpoint-every", 3, *SMALL]
-    assert run("train", "--out", tmp_path / "o", *options) == 0
+    options = ["--resume", "--steps", 6, "--checkpoint-interval", 3, *SMALL]
+    assert train(tmp_path / "o", *options) == 0
     after = json.loads((tmp_path / "o/run.json").read_text())
-    assert after["options"].pop("out") != before["options"].pop("out") and after == before
+    folders = [info["options"].pop("output_dir") for info in (before, after)]
+    assert folders[0] != folders[1] and after == before
 
 
 @pytest.mark.parametrize(
@@ -211,8 +217,8 @@ def test_resuming_an_ended_run_keeps_its_results(trained, tmp_path):
     ],
 )
 def test_resume_refuses_another_model_or_corpus(change, message, trained, capsys):
-    options = ["--resume", "--steps", 6, "--checkpoint-every", 3, *SMALL]
-    assert run("train", "--out", trained, *options, *change) == 1
+    options = ["--resume", "--steps", 6, "--checkpoint-interval", 3, *SMALL]
+    assert train(trained, *options, *change) == 1
     assert re.search(message, capsys.readouterr().err)
 
 
@@ -220,7 +226,7 @@ def test_what_could_not_be_saved_is_refused_before_the_training(tmp_path, capsys
     out, folder = tmp_path / "o", tmp_path / "t"
     BPETokenizer.train(["a cat"], 300, special_tokens=[END]).save(folder)
     options = ["--family", "gpt2", "--kv-heads", 2, "--tokenizer", folder, *SMALL]
-    assert run("train", "--out", out, *options) == 1
+    assert train(out, *options) == 1
     assert "no place for num_key_value_heads=2" in capsys.readouterr().err
     assert not out.exists()
 
@@ -233,13 +239,13 @@ def test_a_device_that_is_not_there(device, trained, capsys):
 
 def test_resume_refuses_other_settings(trained, capsys):
     options = ["--steps", 6, *SMALL, "--lr", "1e-3", "--batch-size", "3"]
-    assert run("train", "--out", trained, "--resume", *options) == 1
+    assert train(trained, "--resume", *options) == 1
     assert "max_lr: saved 0.005, now 0.001" in capsys.readouterr().err
 
 
 def test_resume_without_a_run_begins_one(tmp_path, capsys):
     out = tmp_path / "new"
-    assert run("train", "--out", out, "--resume", "--steps", 1, *SMALL) == 0
+    assert train(out, "--resume", "--steps", 1, *SMALL) == 0
     assert (out / "model.safetensors").exists()
     assert "no whole checkpoint to go on from, so from step 0" in capsys.readouterr().err
 
@@ -248,10 +254,10 @@ def test_a_run_killed_before_its_first_checkpoint_is_not_overwritten(tmp_path, c
     out = tmp_path / "killed"
     out.mkdir()
     (out / "metrics.jsonl").write_text('{"step": 90, "loss": 3.5}\n')
-    assert run("train", "--out", out, "--steps", 1, *SMALL) == 1
+    assert train(out, "--steps", 1, *SMALL) == 1
     assert "killed holds a run: give --resume" in capsys.readouterr().err
     assert [path.name for path in out.iterdir()] == ["metrics.jsonl"]  # the tokenizer neither
-    assert run("train", "--out", out, "--steps", 1, "--resume", *SMALL) == 0
+    assert train(out, "--steps", 1, "--resume", *SMALL) == 0
     lines = (out / "metrics.jsonl").read_text().splitlines()
     assert [json.loads(line)["step"] for line in lines] == [1]
 
@@ -263,7 +269,7 @@ def test_train_on_a_text_file(tmp_path, layout, capsys):
     text.write_text(f"\n{END}\n".join(documents[:100]) + END + END.join(documents[100:]))
     out = tmp_path / "out"
     options = [*SMALL, "--layout", layout, "--context-length", 40, "--vocab-size", 290]
-    assert run("train", "--out", out, "--steps", 3, "--corpus", text, *options) == 0
+    assert train(out, "--steps", 3, "--corpus", text, *options) == 0
     assert "parameters" in capsys.readouterr().out
     from minillm.training.data import TokenDataset
 
@@ -275,7 +281,7 @@ def test_train_on_a_text_file(tmp_path, layout, capsys):
 
 def test_train_shows_progress_and_early_samples(tmp_path, capsys):
     options = [word for word in SMALL if word != "--quiet"]
-    assert run("train", "--out", tmp_path / "o", "--steps", 2, "--validate-every", 1, *options) == 0
+    assert train(tmp_path / "o", "--steps", 2, "--eval-interval", 1, *options) == 0
     shown = capsys.readouterr().err
     assert "tokens/s" in shown and "2/2" in shown
     assert re.search(r"step 1, held out \d\.\d{4}: ", shown)
@@ -297,10 +303,10 @@ def test_a_sharded_model_shows_early_samples_too(trained, tmp_path):
     Both end well though gloo's threads may still hold the last shards (pytorch issue 190489).
     """
     options = [word for word in SMALL if word != "--quiet"]
-    options += ["--tokenizer", trained, "--steps", 2, "--validate-every", 1, "--parallel", "fsdp"]
+    options += ["--tokenizer", trained, "--steps", 2, "--eval-interval", 1, "--parallel", "fsdp"]
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     program = ["--no-python", sys.executable, "-c", UNHURRIED]
-    command = [*torchrun, *program, "train", "--out", tmp_path / "o", *options]
+    command = [*torchrun, *program, "train", "--output-dir", tmp_path / "o", *options]
     done = subprocess.run(
         [sys.executable, *map(str, command)],
         capture_output=True,
@@ -314,13 +320,15 @@ def test_a_sharded_model_shows_early_samples_too(trained, tmp_path):
     assert len(shown) == 2 and shown[0] != shown[1]
     assert done.stderr.count("step 1, held out") == 1  # by one process
     model, tokenizer = from_pretrained(tmp_path / "o")
-    assert commands._sample(model, tokenizer, 0) == shown[1] != ""  # what the whole model writes
+    how = {"sampler": Sampler(seed=0), "max_new_tokens": 60}
+    whole = sample_texts(model, tokenizer, [tokenizer.eos_token_id], **how)
+    assert whole == [shown[1]] != [""]
 
 
 def test_chinese_stories_and_another_family(tmp_path):
     options = ["--corpus", "stories-zh", "--family", "qwen3", "--kv-heads", 2]
     options += ["--context-length", 400]
-    assert run("train", "--out", tmp_path / "o", "--steps", 1, *SMALL, *options) == 0
+    assert train(tmp_path / "o", "--steps", 1, *SMALL, *options) == 0
     model, _ = from_pretrained(tmp_path / "o")
     assert model.config.model_type == "qwen3" and model.config.num_key_value_heads == 2
 
@@ -354,25 +362,25 @@ def test_eval_prints_what_it_measured(trained, capsys):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["train", "--out", "RUN", "--steps", 1], "holds a run: give --resume"),
-        (["train", "--out", "NEW", "--layout", "windows"], "no windows"),
-        (["train", "--out", "NEW", "--corpus", "nowhere.txt"], "nowhere.txt"),
-        (["train", "--out", "NEW", "--corpus", __file__, "--deck-cards", 4], "is for stories"),
-        (["train", "--out", "NEW", "--deck-cards", 2], "decks of 2 cards"),
-        (["train", "--out", "NEW", "--corpus", __file__, "--exact-targets"], "is for stories"),
-        (["train", "--out", "NEW", "--deck-cards", 4, "--exact-targets"], "told with all cards"),
-        (["train", "--out", "NEW", "--context-length", 20], "does not fit rows of 20"),
-        (["train", "--out", "NEW", "--family", "mamba"], "mamba"),
-        (["train", "--out", "NEW", "--steps", 0], "counts from 1"),
+        (["train", "RUN", "--steps", 1], "holds a run: give --resume"),
+        (["train", "NEW", "--layout", "windows"], "no windows"),
+        (["train", "NEW", "--corpus", "nowhere.txt"], "nowhere.txt"),
+        (["train", "NEW", "--corpus", __file__, "--deck-cards", 4], "is for stories"),
+        (["train", "NEW", "--deck-cards", 2], "--deck-cards 2 must be at least 3"),
+        (["train", "NEW", "--corpus", __file__, "--exact-targets"], "is for stories"),
+        (["train", "NEW", "--deck-cards", 4, "--exact-targets"], "told with all cards"),
+        (["train", "NEW", "--context-length", 20], "does not fit rows of 20"),
+        (["train", "NEW", "--family", "mamba"], "mamba"),
+        (["train", "NEW", "--steps", 0], "--steps 0 must be from 1"),
         (["generate", "NEW"], "there is no folder"),
         (["eval", "NEW"], "there is no folder"),
     ],
 )
 def test_mistakes_are_one_line(trained, tmp_path, words, message, capsys):
     places = {"RUN": trained, "NEW": tmp_path / "new"}
-    extra = SMALL if words[0] == "train" else ["--device", "cpu"]
-    first = [places.get(word, word) for word in words]
-    assert run(first[0], *extra, *first[1:]) == 1
+    command, *options = [places.get(word, word) for word in words]
+    extra = SMALL if command == "train" else ["--device", "cpu"]
+    assert (train if command == "train" else partial(run, command))(*options, *extra) == 1
     error = capsys.readouterr().err
     assert error.startswith("error: ") and message in error and error.count("\n") == 1
     assert not places["NEW"].exists()
@@ -381,7 +389,7 @@ def test_mistakes_are_one_line(trained, tmp_path, words, message, capsys):
 def test_help_is_quick_and_complete():
     code = """
 import sys
-from minillm.__main__ import main
+from minillm.cli import main
 for words in (["--help"], ["train", "--help"], ["generate", "--help"], ["eval", "--help"]):
     try:
         main(words)
@@ -405,4 +413,4 @@ def test_the_module_runs():
 def test_documents_of_a_text_file_are_read_without_empty_ones(tmp_path):
     path = tmp_path / "text.txt"
     path.write_text("<|endoftext|>one\nmore<|endoftext|>\n\n<|endoftext|>two\n", encoding="utf-8")
-    assert list(corpora.documents(str(path))) == ["one\nmore", "two"]
+    assert list(cli.documents(str(path))) == ["one\nmore", "two"]
