@@ -1,15 +1,20 @@
 """python -m minillm: train, generate, eval, and what they say when something is wrong."""
 
+import dataclasses
+import io
 import json
 import os
 import re
 import shutil
 import subprocess
 import sys
+from contextlib import redirect_stderr, redirect_stdout
 from functools import partial
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from safetensors.torch import load_file
 from tokenizer_folders import write
 
@@ -17,6 +22,7 @@ from minillm import cli
 from minillm.cli import END, main, sample_texts, stories
 from minillm.generation.decoding import generate
 from minillm.generation.sampling import Sampler
+from minillm.model import CausalLM
 from minillm.pretrained.load import from_pretrained
 from minillm.stories.language import StoryLanguage
 from minillm.tokenizer.bpe import BPETokenizer
@@ -414,3 +420,234 @@ def test_documents_of_a_text_file_are_read_without_empty_ones(tmp_path):
     path = tmp_path / "text.txt"
     path.write_text("<|endoftext|>one\nmore<|endoftext|>\n\n<|endoftext|>two\n", encoding="utf-8")
     assert list(cli.documents(str(path))) == ["one\nmore", "two"]
+
+
+# Numbers out of range
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["train", "--batch-size", 0], "--batch-size 0 must be from 1 to 1,000,000,000"),
+        (["train", "--steps", -5], "--steps -5 must be from 1 to"),
+        (["train", "--weight-decay", -0.1], "--weight-decay -0.1 must be from 0 to"),
+        (["train", "--init-range", -1], "--init-range -1.0 must be from 0 to"),
+        (["train", "--lr", "nan"], "--lr nan must be from 0 to"),
+        (["train", "--min-lr", 1], "--min-lr 1.0 is above --lr 0.005"),
+        (["train", "--rope-theta", 0], "--rope-theta 0.0 must be above 0"),
+        (["train", "--vocab-size", 256], "--vocab-size 256 must be at least 257"),
+        (["train", "--gradient-accumulation-steps", 0], "--gradient-accumulation-steps 0 must be"),
+        (["train", "--eval-interval", -1], "--eval-interval -1 must be from 0"),
+        (["train", "--held-out", 0], "--held-out 0 must be from 1"),
+        (["train", "--seed", -1], "--seed -1 must be from 0"),
+        (["train", "--heads", 3], "--family llama --hidden-size 32 --heads 3: hidden_size 32"),
+        (["train", "--kv-heads", 3], "--family llama --hidden-size 32 --heads 4 --kv-heads 3: 4"),
+        (["train", "--device", "meta"], "no device 'meta' here: it may be cpu, cuda or mps"),
+        (["generate", "--temperature", -1], "--temperature -1.0 must be from 0 to"),
+        (["generate", "--temperature", "nan"], "--temperature nan must be from 0 to"),
+        (["generate", "--top-k", 0], "--top-k 0 must be from 1"),
+        (["generate", "--top-p", 1.5], "--top-p 1.5 must be above 0 and at most 1"),
+        (["generate", "--count", 0], "--count 0 must be from 1"),
+        (["generate", "--max-new-tokens", -3], "--max-new-tokens -3 must be from 0"),
+        (["generate", "--device", "meta"], "no device 'meta' here: it may be cpu, cuda or mps"),
+        (["generate", "--device", "cpu:1"], "no device 'cpu:1' here: of cpu there are 1"),
+        (["eval", "--documents", 0], "--documents 0 must be from 1"),
+        (["eval", "--samples", -1], "--samples -1 must be from 0"),
+    ],
+)
+def test_a_number_out_of_range_is_named_as_the_option_that_was_typed(
+    trained, tmp_path, words, message, capsys
+):
+    command, *options = words
+    out = tmp_path / "new"
+    small = [word for word in SMALL if word not in ("--device", "cpu")]
+    options = [*small, "--tokenizer", trained, *options] if command == "train" else options
+    assert (train(out, *options) if command == "train" else run(command, trained, *options)) == 1
+    error = capsys.readouterr().err
+    assert error.startswith(f"error: {message}") and error.count("\n") == 1
+    assert not out.exists()
+
+
+def test_a_mistake_is_found_before_torch_is_imported():
+    code = """
+import sys
+from minillm.cli import main
+assert main(["generate", "x", "--top-p", "2"]) == 1
+assert main(["train", "--output-dir", "x", "--lr", "-1"]) == 1
+assert "torch" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
+
+
+def test_a_model_too_large_for_the_memory_is_one_line(trained, tmp_path, capsys):
+    options = ["--tokenizer", trained, *SMALL, "--hidden-size", 2**24]
+    assert train(tmp_path / "o", *options) == 1
+    error = capsys.readouterr().err
+    assert "a model of --hidden-size 16777216 --layers 1 cannot be made here" in error
+    assert error.count("\n") == 1
+
+
+INTEGERS = st.sampled_from([-(10**30), -1, 0, 1, 2, 3, 7, 10**30]).map(str)
+NUMBERS = st.sampled_from(["-inf", "-1", "-0.0", "0", "1e-300", "0.5", "1", "1e30", "inf", "nan"])
+WORDS = st.sampled_from(["", "x", "cpu:9", "meta", "stories-zh", "windows", "\x00", "\udce4", "é"])
+SMALL_INTEGERS = st.integers(1, 64).map(str)
+
+
+@st.composite
+def option_sets(draw):
+    """A command with up to five of its options, whose values fit or do not."""
+    command = draw(st.sampled_from(["train", "generate", "eval"]))
+    subparsers = next(a for a in cli.parser()._actions if hasattr(a, "choices") and a.choices)
+    costly = ("--help", "--compile", "--device", "--resume", "--output-dir", "--init-from")
+    known = [
+        action
+        for action in subparsers.choices[command]._actions
+        if action.option_strings and action.option_strings[-1] not in costly
+    ]
+    words = []
+    for action in draw(st.lists(st.sampled_from(known), max_size=5, unique_by=id)):
+        words.append(action.option_strings[-1])
+        if action.nargs == 0:
+            continue
+        if action.choices:
+            words.append(draw(st.sampled_from([*action.choices, "other"])))
+        elif action.type is int:
+            words.append(draw(SMALL_INTEGERS | INTEGERS))
+        else:
+            words.append(draw(NUMBERS if action.type is float else WORDS))
+    return command, words
+
+
+@given(option_sets())
+def test_no_set_of_options_ends_in_a_traceback(trained, tmp_path_factory, asked):
+    """What is wrong is one line and code 1, or argparse's usage and code 2."""
+    command, words = asked
+    small = ["--device", "cpu"]
+    if command == "train":
+        small = ["--output-dir", tmp_path_factory.mktemp("fuzz") / "o", "--tokenizer", trained]
+        small += [*SMALL, "--steps", 1, "--held-out", 1]
+    else:
+        small += [trained, *(["--max-new-tokens", 2] if command == "generate" else [])]
+        small += ["--documents", 1, "--samples", 1] if command == "eval" else []
+    errors, shown = io.StringIO(), io.StringIO()
+    try:
+        with redirect_stderr(errors), redirect_stdout(shown):
+            code = run(command, *small, *words)
+    except SystemExit as stop:
+        assert stop.code == 2
+        return
+    text = errors.getvalue()
+    assert code in (0, 1) and (code == 0 or "error: " in text)
+    assert "Traceback" not in text
+
+
+# Files and pipes
+
+
+def test_a_file_that_is_not_utf8_is_named_with_its_line(tmp_path, capsys):
+    text, out = tmp_path / "text.txt", tmp_path / "o"
+    text.write_bytes(b"a cat\n" * 50_000 + b"na\xefve\n")
+    assert train(out, "--corpus", text, "--steps", 1, *SMALL) == 1
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert f"error: {text} is not a text file in UTF-8: line 50001, byte 0xef" in error
+    assert not out.exists()
+
+
+@pytest.mark.parametrize("text", ["", "\n\r\n", f"{END}\r\n{END}\n"])
+def test_a_file_without_text_is_refused(tmp_path, text, capsys):
+    path, out = tmp_path / "text.txt", tmp_path / "o"
+    path.write_bytes(text.encode())
+    assert train(out, "--corpus", path, "--steps", 1, *SMALL) == 1
+    assert capsys.readouterr().err == f"error: --corpus {path} holds no text\n"
+    assert not out.exists()
+
+
+def test_line_ends_inside_a_document_stay_as_they_are(tmp_path):
+    path = tmp_path / "text.txt"
+    path.write_bytes(f"one\r\nmore{END}\r\n\r\ntwo\rthree\nfour\r\n{END}five\r\n".encode())
+    assert list(cli.documents(path)) == ["one\r\nmore", "two\rthree\nfour", "five"]
+
+
+@pytest.mark.skipif(os.name == "nt", reason="no such pipes on Windows")
+@pytest.mark.parametrize("words", [["--help"], ["generate", "RUN", "--count", "40"]])
+def test_whoever_reads_one_line_ends_the_program_quietly(trained, words):
+    words = [str(trained) if word == "RUN" else word for word in words]
+    read, write = os.pipe()
+    os.close(read)  # nobody reads, from the first byte on
+    command = [sys.executable, "-m", "minillm", *words]
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    done = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, text=True, env=env)
+    os.close(write)
+    assert (done.returncode, done.stderr) == (141, "")
+
+
+@pytest.mark.parametrize("command", ["train", "generate", "eval"])
+def test_an_interrupt_advises_what_helps(command, monkeypatch, capsys):
+    def interrupted(a):
+        raise KeyboardInterrupt
+
+    names = {"train": "train", "generate": "generate_texts", "eval": "evaluate_folder"}
+    monkeypatch.setattr(cli, names[command], interrupted)
+    assert (train("x") if command == "train" else run(command, "x")) == 130
+    advice = "; train --resume goes on from the last checkpoint" if command == "train" else ""
+    assert capsys.readouterr().err == f"interrupted{advice}\n"
+
+
+# What earlier runs wrote
+
+
+def test_a_run_that_began_under_older_names_of_options_goes_on(trained, tmp_path, capsys):
+    out = tmp_path / "o"
+    shutil.copytree(trained, out)
+    info = json.loads((out / "run.json").read_text(encoding="utf-8"))
+    older = {new: old for old, new in cli.RENAMED.items()}
+    assert older.keys() < info["options"].keys()
+    info["options"] = {older.get(name, name): v for name, v in info["options"].items()}
+    (out / "run.json").write_text(json.dumps(info), encoding="utf-8")
+    before = (out / "model.safetensors").read_bytes()
+    options = ["--resume", "--steps", 6, "--checkpoint-interval", 3, *SMALL]
+    assert train(out, *options) == 0
+    after = json.loads((out / "run.json").read_text(encoding="utf-8"))
+    assert older.keys() < after["options"].keys() and not after["options"].keys() & cli.RENAMED
+    assert after["seconds"] == info["seconds"]
+    assert (out / "model.safetensors").read_bytes() == before
+    assert train(out, *options, "--heads", 8) == 1
+    assert "heads: saved 4, now 8" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "{}", '{"options": 3}', '{"options": {"corpus": 1}}'])
+def test_a_damaged_run_json_is_named(trained, tmp_path, text, capsys):
+    out = tmp_path / "o"
+    shutil.copytree(trained, out)
+    (out / "run.json").write_text(text, encoding="utf-8")
+    assert train(out, "--resume", "--steps", 6, *SMALL) == 1
+    error = capsys.readouterr().err
+    assert error.startswith(f"error: {out / 'run.json'} ") and error.count("\n") == 1
+
+
+def test_a_new_start_in_a_folder_writes_its_own_options(trained, tmp_path):
+    """A run that was killed before its first checkpoint leaves run.json."""
+    out = tmp_path / "o"
+    out.mkdir()
+    (out / "run.json").write_text('{"options": {"corpus": "stories-zh"}}', encoding="utf-8")
+    assert train(out, "--steps", 1, "--tokenizer", trained, *SMALL, "--seed", 3) == 0
+    info = json.loads((out / "run.json").read_text(encoding="utf-8"))
+    assert info["options"]["corpus"] == "stories-en" and info["options"]["seed"] == 3
+
+
+def test_ids_without_a_token_are_never_drawn(trained, tmp_path, capsys):
+    """A vocabulary that is padded, as published ones are: 40 more rows, which all score high."""
+    model, tokenizer = from_pretrained(trained)
+    config = dataclasses.replace(model.config, vocab_size=1040, tie_word_embeddings=False)
+    padded = CausalLM(config)
+    with torch.no_grad():
+        padded.lm_head.weight.zero_()
+        padded.lm_head.bias = torch.nn.Parameter(torch.zeros(1040))
+        padded.lm_head.bias[1000:] = 50.0
+    begin, sampler = [tokenizer.eos_token_id], Sampler(seed=0)
+    how = {"sampler": sampler, "max_new_tokens": 30, "count": 3}
+    assert all(sample_texts(padded, tokenizer, begin, **how))
+    rows = generate(padded, torch.tensor([begin]), max_new_tokens=3)
+    with pytest.raises(ValueError, match="no token has the id"):
+        tokenizer.decode(rows[0].tolist())
