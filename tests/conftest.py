@@ -7,6 +7,10 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("MINILLM_DEVICE", "cpu")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+# Python 3.13 colours tracebacks, and Jupyter asks for colours on behalf of its children.
+os.environ["PYTHON_COLORS"] = "0"
+# Of Python 3.13.0, and of no other, torch says when it compiles that it may be slower with it.
+os.environ.setdefault("PYTHONWARNINGS", "ignore:Guards may run slower:RuntimeWarning")
 
 import pytest
 import torch
@@ -26,7 +30,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if torch.cuda.is_available():
         return
     for item in items:
-        if "gpu" in item.keywords:
+        if item.get_closest_marker("gpu"):  # a parameter may be called so too
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
 
 

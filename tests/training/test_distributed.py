@@ -18,15 +18,15 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from minillm.__main__ import main
+from minillm.cli import main
 from minillm.training import checkpoint, distributed
 from minillm.training.checkpoint import CheckpointError
 from minillm.training.trainer import TrainConfig, Trainer
 
 OPTIONS = """
-    --steps 6 --device cpu --hidden-size 32 --layers 2 --batch-size 4 --validate-every 0
-    --held-out 4 --lr 6e-3 --warmup 2 --log-every 1 --context-length 256 --accumulation 2
-    --quiet --checkpoint-every 3
+    --steps 6 --device cpu --hidden-size 32 --layers 2 --batch-size 4 --eval-interval 0
+    --held-out 4 --lr 6e-3 --warmup 2 --log-interval 1 --context-length 256 --quiet
+    --gradient-accumulation-steps 2 --checkpoint-interval 3
 """.split()  # noqa: SIM905
 
 KINDS = {
@@ -38,7 +38,7 @@ KINDS = {
 WORKER = """
     import faulthandler, json, os, shutil, sys
     from minillm.training import distributed
-    from minillm.__main__ import main
+    from minillm.cli import main
 
     faulthandler.dump_traceback_later(200, exit=True)  # whoever waits in vain says where
     distributed.stop = lambda: None  # one group serves all commands
@@ -88,14 +88,14 @@ def curve(folder):
 
 
 def train(out, tokenizer, *more):
-    return ["train", "--out", str(out), "--tokenizer", str(tokenizer), *OPTIONS, *more]
+    return ["train", "--output-dir", str(out), "--tokenizer", str(tokenizer), *OPTIONS, *more]
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
     """Runs in this process; the same in two, each of them also resumed from its middle."""
     folder = tmp_path_factory.mktemp("runs")
-    assert main(["train", "--out", str(folder / "one"), *OPTIONS]) == 0
+    assert main(["train", "--output-dir", str(folder / "one"), *OPTIONS]) == 0
     assert main(train(folder / "one-muon", folder / "one", *KINDS["muon"])) == 0
     commands = []
     for kind, options in KINDS.items():
@@ -353,7 +353,7 @@ def test_torchrun_on_gpus(tmp_path, kind):
     """The same command, one process a GPU, bfloat16 and compiled."""
     number = str(torch.cuda.device_count())
     command = ["-m", "torch.distributed.run", "--nproc-per-node", number, "-m", "minillm", "train"]
-    options = ["--out", str(tmp_path), *OPTIONS, "--device", "cuda", "--parallel", kind]
+    options = ["--output-dir", str(tmp_path), *OPTIONS, "--device", "cuda", "--parallel", kind]
     options += ["--batch-size", "16", "--precision", "bfloat16", "--compile"]
     subprocess.run([sys.executable, *command, *options], check=True, cwd=Path(__file__).parents[2])
     losses = [r["loss"] for r in curve(tmp_path)]
