@@ -34,7 +34,6 @@ __all__ = [
     "FILES",
     "check_savable",
     "from_pretrained",
-    "load_tokenizer",
     "local_folder",
     "save_pretrained",
 ]
