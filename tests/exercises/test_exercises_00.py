@@ -34,6 +34,29 @@ def fit_parabola(x, y, steps=2000, rate=0.5, clear=True):
     return parameters.tolist()
 
 
+def loss_once(x, y):
+    p = torch.zeros(3, requires_grad=True)
+    loss = ((p[0] * x**2 + p[1] * x + p[2] - y) ** 2).mean()
+    for _ in range(2):
+        loss.backward()
+    return p.tolist()
+
+
+def in_place(x, y):
+    p = torch.zeros(3, requires_grad=True)
+    ((p[0] * x**2 + p[1] * x + p[2] - y) ** 2).mean().backward()
+    p -= 0.1 * p.grad
+    return p.tolist()
+
+
+def rebuilt(x, y):
+    p = torch.zeros(3, requires_grad=True)
+    for _ in range(2):
+        ((p[0] * x**2 + p[1] * x + p[2] - y) ** 2).mean().backward()
+        p = p - 0.1 * p.grad
+    return p.tolist()
+
+
 RIGHT = {
     "00.1": SHAPES,
     "00.2": gradient,
@@ -57,6 +80,11 @@ WRONG = [
     ("00.2", lambda x, y, w, b: (2 * (w * x + b - y) * x, 2 * (w * x + b - y)), "a mean over"),
     ("00.2", lambda x, y, w, b: tuple(len(x) * g / 3 for g in gradient(x, y, w, b)), "always 3"),
     ("00.2", lambda x, y, w, b: gradient(x, y, w, 0.0), "b is missing"),
+    (
+        "00.2",
+        lambda x, y, w, b: (gradient(x, y, w, b)[1] * x.mean(), gradient(x, y, w, b)[1]),
+        "product of the means",
+    ),
     ("00.3", lambda p, t: ((p - t) ** 2).mean(), "every prediction still meets every target"),
     ("00.3", lambda p, t: (p.reshape(-1) - t) ** 2, "one number is asked"),
     ("00.3", lambda p, t: ((p[:, 0] - t) ** 2).mean(), "predictions (3,) and targets (3,)"),
@@ -66,6 +94,9 @@ WRONG = [
     ("00.4", lambda x, y: fit_parabola(x, y, rate=2.5), "smaller learning rate"),
     ("00.4", lambda x, y: fit_parabola(x, y, rate=-0.5), "against the gradient"),
     ("00.4", lambda x, y: fit_parabola(x, y, clear=False), "gradients cleared"),
+    ("00.4", loss_once, "again in every step"),
+    ("00.4", in_place, "inside torch.no_grad()"),
+    ("00.4", rebuilt, "a .grad is None"),
     ("00.4", lambda x, y: fit_parabola(x, y)[::-1], "wrong order"),
     ("00.4", lambda x, y: fit_parabola(x, y)[:2], "the three parameters"),
 ]
