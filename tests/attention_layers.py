@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 import torch
-from meta_device import Device
+from meta_device import MetaDevice
 from torch import nn
 from torch._dynamo.testing import CompileCounter
 from transformers import (
@@ -318,7 +318,7 @@ def check_on_a_device(module, heads_and_sizes, **how):
         rotary = RotaryEmbedding(rotated, scaling=scaling).to("meta")
         for dtype, cached in itertools.product((torch.float32, torch.bfloat16), (False, True)):
             module, cache = module.to(dtype), Growing() if cached else None
-            with Device():
+            with MetaDevice():
                 mask = build_mask(positions, positions, window=4)
                 settings = {"mask": mask} if cached else {"is_causal": True}
                 y = module(x.to(dtype), rope=rotary(positions), cache=cache, **settings, **how)

@@ -127,7 +127,7 @@ class CacheLayer:
     def reorder(self, rows: Tensor) -> None:
         """Row i becomes what row rows[i] was."""
         with torch.inference_mode(False):
-            self._buffers = tuple(b[rows] for b in self._buffers)
+            self._buffers = tuple(b[rows.to(self.device)] for b in self._buffers)
         self._shared, self.batch_size = False, len(rows)
 
     def copies(self) -> tuple[Tensor, ...]:
@@ -246,13 +246,19 @@ class KVCache:
     def reorder(self, rows: Tensor | Sequence[int]) -> None:
         """Row i becomes what row rows[i] was: to follow the best beams, to copy a row, to drop one.
 
-        Raises: ValueError if there is no such row.
+        Raises: ValueError if there is no such row (`rows` that lie on a GPU are not looked at).
         """
         rows = torch.as_tensor(rows, dtype=torch.long)
-        if rows.ndim != 1 or len(rows) == 0 or rows.min() < 0 or rows.max() >= self.batch_size:
+        # Rows on a GPU are not looked at: the answer would come after all its other work.
+        looked_at = rows.device.type == "cpu"
+        if (
+            rows.ndim != 1
+            or len(rows) == 0
+            or (looked_at and (rows.min() < 0 or rows.max() >= self.batch_size))
+        ):
             raise ValueError(f"rows {rows.tolist()} of a cache with {self.batch_size} rows")
         for layer in self.layers:
-            layer.reorder(rows.to(layer.device))
+            layer.reorder(rows)
 
 
 CACHE_KINDS = {  # where the class of each kind stands; it is imported when it is asked for

@@ -124,7 +124,9 @@ class PagedLayer(CacheLayer):
 
     def reorder(self, rows: Tensor) -> None:
         old = self.block_table
-        self.block_table = [self.pool.share(old[row]) for row in rows.tolist()]
+        self.block_table = [
+            self.pool.share(old[row]) for row in rows.tolist()
+        ]  # tables lie on the CPU
         for row in old:
             self.pool.release(row)
         self.batch_size = len(rows)

@@ -62,9 +62,19 @@ def _scatter(values: Tensor, ids: Tensor, like: Tensor) -> Tensor:
     return torch.full_like(like, -math.inf).scatter(-1, ids, values)
 
 
+def _sorted_top_p(logits: Tensor, p: float) -> Tensor:
+    """Top-p by its definition: sort, and keep a token if those before it have not reached p."""
+    best, ids = logits.float().sort(descending=True, dim=-1)
+    shares = best.softmax(-1)
+    before = shares.cumsum(-1) - shares
+    keep = torch.zeros_like(logits, dtype=torch.bool).scatter(-1, ids, before < p)
+    return logits.masked_fill(~keep, -math.inf)
+
+
 def _finite_maximum(logits: Tensor) -> Tensor:
     """The maximum of each row (B, 1); one NaN in a row makes it NaN, and that is an error."""
     top = logits.amax(-1, keepdim=True)
+    # The one question that a `Sampler` asks a GPU at each step: it waits for the answer.
     if bool((top - top).any()):  # 0 for every finite number, NaN for all else
         raise ValueError("logits hold NaN or +inf, or a row has nothing but -inf")
     return top
@@ -78,17 +88,19 @@ def _bucket(x: Tensor) -> Tensor:
 def top_p(logits: Tensor, p: float) -> Tensor:
     """Keep the smallest set of most probable tokens whose mass reaches p (nucleus sampling).
 
-    The token that crosses p is kept. Instead of sorting the vocabulary, tokens are counted into
-    16,384 buckets by logit; only the bucket in which p is crossed is sorted.
+    The token that crosses p is kept. On a CPU the vocabulary is not sorted: tokens are counted into
+    16,384 buckets by logit, and only the bucket in which p is crossed is sorted.
 
     Shape: (B, V) -> (B, V).
-    Raises: ValueError unless 0 < p <= 1, and for a row without a finite maximum.
+    Raises: ValueError unless 0 < p <= 1, and, on a CPU, for a row without a finite maximum.
     Source: Holtzman et al. 2020, section 3.1.
     """
     if not 0 < p <= 1:
         raise ValueError(f"top_p must be in (0, 1], got {p}")
     if p == 1:
         return logits
+    if logits.device.type != "cpu":  # sorting is quick there, asking for the bucket's size is not
+        return _sorted_top_p(logits, p)
     x = logits.float()
     bucket = _bucket(x)
     probabilities = x.softmax(-1)
@@ -122,13 +134,14 @@ def min_p(logits: Tensor, p: float) -> Tensor:
 def _counts(logits: Tensor, previous_ids: Tensor) -> Tensor:
     """How often each token occurs in `previous_ids` (B, T); negative ids count nothing.
 
-    Raises: ValueError if the shapes do not fit, or for an id outside the vocabulary.
+    Raises: ValueError if the shapes do not fit, or, on a CPU, for an id outside the vocabulary.
     """
     if previous_ids.ndim != 2 or previous_ids.shape[0] != logits.shape[0]:
         have, want = tuple(previous_ids.shape), tuple(logits.shape)
         raise ValueError(f"previous_ids {have} must be (B, T) for logits {want}")
-    if previous_ids.numel() and (largest := int(previous_ids.amax())) >= logits.shape[-1]:
-        raise ValueError(f"previous_ids hold {largest}, the vocabulary {logits.shape[-1]} tokens")
+    V, on_cpu = logits.shape[-1], previous_ids.device.type == "cpu"  # asking a GPU means waiting
+    if on_cpu and previous_ids.numel() and (largest := int(previous_ids.amax())) >= V:
+        raise ValueError(f"previous_ids hold {largest}, the vocabulary {V} tokens")
     real = previous_ids >= 0
     counts = torch.zeros_like(logits, dtype=torch.float32)
     return counts.scatter_add_(-1, previous_ids.clamp(min=0), real.float())
@@ -170,9 +183,12 @@ def draw(probabilities: Tensor, uniform: Tensor) -> Tensor:
     return torch.minimum(ids, last)
 
 
+_WITHOUT_FLOAT64 = {"mps"}  # Apple's GPUs
+
+
 def to_float64(x: Tensor) -> Tensor:
-    """In float64, which Apple's GPUs do not have: from there, on the CPU."""
-    return (x.cpu() if x.device.type == "mps" else x).double()
+    """In float64; what lies on a device that lacks it comes to the CPU (and must be waited for)."""
+    return (x.cpu() if x.device.type in _WITHOUT_FLOAT64 else x).double()
 
 
 def draw_exponential(probabilities: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
@@ -192,12 +208,14 @@ class Sampler:
     """Chooses one token a row from logits: penalties, temperature, top-k, top-p, min-p, draw.
 
     `temperature=0` is greedy. With `seed` an int, row b has its own stream seeded with `seed + b`;
-    with a sequence, row b's seed is `seed[b]`; with None, torch's default generator is used. A row
-    that moves up in a shrinking batch takes over the stream of its new place. Called with logits
-    (B, V) and optionally previous_ids (B, T), all counted by the penalties, it returns ids (B,).
+    with a sequence, row b's seed is `seed[b]`; with None, torch's default generator is used. Called
+    with logits (B, V) and optionally previous_ids (B, T), all counted by the penalties, it returns
+    ids (B,). When rows have left the batch, `rows` says which of them the logits belong to, so that
+    each goes on drawing from its own stream.
 
-    Raises: ValueError for parameters out of range, an empty batch, and NaN, +inf or a row of -inf
-        only, be it in the logits or after penalties and temperature (which may overflow).
+    Raises: ValueError for parameters out of range, an empty batch, `rows` that are not B different
+        numbers, and NaN, +inf or a row of -inf only, be it in the logits or after penalties and
+        temperature (which may overflow).
     """
 
     temperature: float = 1.0
@@ -225,30 +243,27 @@ class Sampler:
 
     def reset(self) -> None:
         """Start every row's stream anew."""
-        self._streams: list[torch.Generator] = []
+        self._streams: dict[int, torch.Generator] = {}
 
     def stream(self, row: int) -> torch.Generator | None:
         """What row `row` draws with; without a seed None, torch's own."""
-        seed = self.seed
-        if seed is None:
+        if self.seed is None:
             return None
-        while len(self._streams) <= row:
-            b = len(self._streams)
-            if isinstance(seed, int | Integral):
-                own = int(seed) + b
-            elif b < len(seed):
-                own = int(seed[b])
+        if row not in self._streams:
+            if isinstance(self.seed, int | Integral):
+                seed = int(self.seed) + row
+            elif row < len(self.seed):
+                seed = int(self.seed[row])
             else:
-                raise ValueError(f"{row + 1} rows but only {len(seed)} seeds")
-            self._streams.append(torch.Generator().manual_seed(own))
+                raise ValueError(f"{row + 1} rows but only {len(self.seed)} seeds")
+            self._streams[row] = torch.Generator().manual_seed(seed)
         return self._streams[row]
 
-    def uniform(self, rows: int) -> Tensor:
-        """One number in [0, 1) from each row's own stream. Shape: -> (rows,)."""
+    def uniform(self, rows: Sequence[int]) -> Tensor:
+        """One number in [0, 1) from the stream of each of these rows. Shape: -> (len(rows),)."""
         if self.seed is None:
-            return torch.rand(rows, dtype=torch.float64)
-        self.stream(rows - 1)  # which makes all before it
-        streams = self._streams[:rows]
+            return torch.rand(len(rows), dtype=torch.float64)
+        streams = [self.stream(row) for row in rows]
         return torch.cat([torch.rand(1, generator=g, dtype=torch.float64) for g in streams])
 
     def process(self, logits: Tensor, previous_ids: Tensor | None = None) -> Tensor:
@@ -260,11 +275,21 @@ class Sampler:
         """The distribution drawn from. Shape: (B, V) -> (B, V), rows sum to 1."""
         return self.process(logits, previous_ids).softmax(-1)
 
-    def __call__(self, logits: Tensor, previous_ids: Tensor | None = None) -> Tensor:
-        """Shape: logits (B, V), previous_ids (B, T) -> ids (B,)."""
+    def __call__(
+        self,
+        logits: Tensor,
+        previous_ids: Tensor | None = None,
+        *,
+        rows: Sequence[int] | None = None,
+    ) -> Tensor:
+        """Shape: logits (B, V), previous_ids (B, T), B numbers in `rows` -> ids (B,)."""
+        x = self._penalize(logits, previous_ids)
+        B = len(x)
+        if rows is not None and (len(rows) != B or len(set(rows)) != B or min(rows) < 0):
+            raise ValueError(f"rows {list(rows)} are not {B} different numbers, 0 and up")
         if self.temperature == 0:  # what top-k would leave is the best token in any case
-            return self._penalize(logits, previous_ids).argmax(-1)
-        return draw(self.probabilities(logits, previous_ids), self.uniform(len(logits)))
+            return x.argmax(-1)
+        return draw(self._truncate(x).softmax(-1), self.uniform(range(B) if rows is None else rows))
 
     def _penalize(self, logits: Tensor, previous_ids: Tensor | None) -> Tensor:
         """After penalties and temperature, in float32, checked. Shape: (B, V) -> (B, V)."""

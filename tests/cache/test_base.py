@@ -4,6 +4,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from meta_device import MetaDevice
 from small_caches import (
     CHUNKS,
     EXACT,
@@ -274,6 +275,58 @@ def test_bytes_of_the_filled_positions(kind):
     assert cache.nbytes == per_position * (WINDOW if kind == "sliding" else 7)
     cache.reset()
     assert cache.nbytes == cache.length == 0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_step_asks_a_device_nothing(kind):
+    """On a GPU, each number read from a tensor would wait for all work given to it so far."""
+    cache = new(kind, device="meta")
+
+    def step(cache, num):
+        queries, keys = cache.query_positions(num), cache.key_positions(num)
+        rows = cache.batch_size
+        for layer in cache.layers:
+            k, v = (torch.empty(rows, 3, num, dim, device="meta") for dim in (4, 6))
+            k, v = layer.update(k, v)
+            assert k.is_meta and v.is_meta and queries.is_meta and keys.is_meta
+            assert k.shape == (rows, 3, len(keys), 4) and v.shape == (rows, 3, len(keys), 6)
+
+    with MetaDevice(answers=True) as device:
+        for num in (3, 1, 1, 4):
+            step(cache, num)
+        twin = cache.fork()
+        for one in (twin, cache):
+            step(one, 1)
+        twin.reorder([1, 0, 0])
+        twin.crop(twin.length - 1)
+        step(twin, 1)
+        cache.reset()
+        step(cache, 2)
+        assert cache.length == 2 and twin.length == 10 and twin.batch_size == 3
+        if kind != "paged":  # whose tables lie on the CPU
+            cache.reorder(torch.zeros(2, dtype=torch.long, device="meta"))
+    assert device.questions == 0
+
+
+def test_the_kind_whose_shapes_never_change():
+    """`fixed_shapes` says it; a step of one token shows it."""
+    for kind in KINDS:
+        cache, shapes = new(kind), set()
+        for _ in range(9):
+            shapes |= {x.shape for pair in feed(cache, tokens(1)) for x in pair}
+        assert cache[0].fixed_shapes == (len(shapes) == 2) == (kind == "static")
+
+
+def test_layers_of_two_kinds_in_one_cache():
+    """As for a model with a window in some layers: static layers count together, or alone."""
+    static, sliding = (lambda: new("static", layers=1)[0]), (lambda: new("sliding", layers=1)[0])
+    for kinds in ((static, static, sliding), (static, sliding, static)):
+        cache = KVCache([make() for make in kinds])
+        for num in (3, 1, 2):
+            feed(cache, tokens(num, layers=3))
+        assert [layer.length for layer in cache.layers] == [6, 6, 6]
+        assert cache.query_positions(2).tolist() == [6, 7]
+        assert cache.key_positions(1).tolist()[:7] == list(range(7))
 
 
 def test_what_is_cached_has_no_gradient_and_outlives_inference_mode():

@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from meta_device import MetaDevice
 from transformers.generation import logits_process as hf
 
 from minillm.generation import sampling
@@ -76,7 +77,7 @@ def test_a_sampler_is_processors_and_a_draw():
     shares = chain.probabilities(x, ids)
     torch.testing.assert_close(shares.sum(-1), torch.ones(B))
     twin = Sampler(**options, seed=5)
-    assert torch.equal(sampler(x, ids), sampling.draw(shares, twin.uniform(B)))
+    assert torch.equal(sampler(x, ids), sampling.draw(shares, twin.uniform(range(B))))
 
 
 @pytest.mark.parametrize("ends", [7, [7, 30], None])
@@ -231,6 +232,76 @@ def test_rows_do_not_depend_on_their_neighbours():
         assert [int(alone(x[row : row + 1])) for _ in range(20)] == batch[:, row].tolist()
     sampler.reset()
     assert torch.equal(torch.stack([sampler(x) for _ in range(20)]), batch)
+
+
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=5), st.booleans())
+def test_rows_keep_their_streams_when_others_end(lengths, own_seeds):
+    """Rows end at different times; each writes what it writes alone."""
+    logits = random_logits(1)
+    seeds = [31 * row + 7 for row in range(len(lengths))] if own_seeds else 11
+    sampler = Sampler(seed=seeds, top_p=0.9)
+    together: list[list[int]] = [[] for _ in lengths]
+    for step in range(max(lengths)):
+        rows = [row for row, length in enumerate(lengths) if step < length]
+        drawn = sampler(logits[[row % B for row in rows]], rows=rows)
+        for row, token in zip(rows, drawn.tolist(), strict=True):
+            together[row].append(token)
+    for row, length in enumerate(lengths):
+        alone = Sampler(seed=seeds[row] if own_seeds else 11 + row, top_p=0.9)
+        own = logits[row % B : row % B + 1]
+        assert [int(alone(own)) for _ in range(length)] == together[row]
+
+
+@pytest.mark.parametrize("rows", [[0, 1], [0, 1, 1, 2, 3, 4], [-1, 0, 1, 2, 3, 4]])
+@pytest.mark.parametrize("sampler", [Sampler(seed=0), GREEDY])
+def test_rows_are_as_many_different_numbers_as_logits(rows, sampler):
+    with pytest.raises(ValueError, match=r"rows \[.* are not 6 different numbers"):
+        sampler(random_logits(0), rows=rows)
+
+
+def test_the_order_in_which_rows_are_seen_does_not_matter():
+    x, one, other = random_logits(1)[:3], Sampler(seed=4), Sampler(seed=4)
+    assert torch.equal(one(x, rows=[0, 1, 2]), other(x.flip(0), rows=[2, 1, 0]).flip(0))
+
+
+# On a device that is not the CPU
+
+ALL = {"temperature": 0.7, "top_k": 90, "top_p": 0.9, "min_p": 0.01, "seed": 0}
+ALL |= {"repetition_penalty": 1.3, "presence_penalty": 0.2, "frequency_penalty": 0.1}
+
+
+@pytest.mark.parametrize("options", [{"temperature": 0}, {}, {"top_p": 0.9}, ALL])
+@pytest.mark.parametrize("float64", [True, False])
+def test_a_step_asks_a_device_one_question(options, float64, monkeypatch):
+    """Whether the logits are finite; and without float64, the probabilities come to the CPU."""
+    if not float64:
+        monkeypatch.setattr(sampling, "_WITHOUT_FLOAT64", {"meta"})
+    x, ids = (t.to("meta") for t in (random_logits(0), previous(0)))
+    with MetaDevice(answers=True, float64=float64) as device:
+        drawn = Sampler(**options)(x, ids)
+    assert drawn.is_meta and drawn.shape == (B,) and drawn.dtype == torch.long
+    copies = 0 if float64 or options.get("temperature") == 0 else 1
+    assert device.questions == 1 + copies
+
+
+def test_processors_ask_a_device_nothing():
+    x, ids = (t.to("meta") for t in (random_logits(0), previous(0)))
+    with MetaDevice(answers=True) as device:
+        for case, _ in CASES:
+            assert case(x, ids).shape == (B, V)
+        for penalty in (sampling.presence_penalty, sampling.frequency_penalty):
+            assert penalty(x, ids, 0.5).shape == (B, V)
+        assert sampling.enforce_min_new_tokens(x, {3, 4}, 0, 1).shape == (B, V)
+    assert device.questions == 0
+
+
+@pytest.mark.parametrize("p", [0.1, 0.5, 0.9, 0.999])
+def test_top_p_of_a_device_keeps_the_same_tokens(p):
+    """There it sorts; the rows hold no ties at the border."""
+    x = random_logits(2)
+    assert torch.equal(sampling._sorted_top_p(x, p), sampling.top_p(x, p))
+    halves = x[:4].bfloat16()
+    assert sampling._sorted_top_p(halves, p).dtype == torch.bfloat16
 
 
 def test_sampling_is_in_float32():

@@ -22,7 +22,7 @@ from attention_cases import (
 )
 from hypothesis import given
 from hypothesis import strategies as st
-from meta_device import Device
+from meta_device import MetaDevice
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from minillm.nn.attention import (
@@ -510,7 +510,7 @@ def test_on_a_device_nothing_is_asked_and_nothing_left_behind(backend, dtype):
         bias = make_bias(bias_kind, H, T, S, generator, torch.float32)
         options = {"is_causal": is_causal, "mask": mask, "bias": bias}
         options = {n: x.to("meta") if torch.is_tensor(x) else x for n, x in options.items()}
-        with Device():
+        with MetaDevice():
             out = attention(q, k, v, backend=backend, **options)
             weights = attention_weights(q, k, **options)
             gradients = torch.autograd.grad(out, (q, k, v), torch.ones_like(out))
@@ -521,7 +521,7 @@ def test_on_a_device_nothing_is_asked_and_nothing_left_behind(backend, dtype):
 
 def test_masks_on_a_device():
     places = torch.arange(6, device="meta")
-    with Device():
+    with MetaDevice():
         assert causal_mask(2, 6, device="meta").is_meta
         valid = torch.empty(3, 6, dtype=torch.bool, device="meta")
         assert build_mask(places, places, window=3).is_meta
@@ -529,9 +529,9 @@ def test_masks_on_a_device():
 
 
 def test_the_stand_in_for_a_device_refuses():
-    with pytest.raises(TypeError, match="no float64"), Device():
+    with pytest.raises(TypeError, match="no float64"), MetaDevice():
         torch.ones(2, device="meta").double()
-    with pytest.raises(TypeError, match=r"\[\(1,\)\] were left on the CPU"), Device():
+    with pytest.raises(TypeError, match=r"\[\(1,\)\] were left on the CPU"), MetaDevice():
         torch.ones(2, device="meta")[torch.tensor([0])]
-    with pytest.raises(RuntimeError, match="item"), Device():
+    with pytest.raises(RuntimeError, match="item"), MetaDevice():
         int(torch.ones(2, device="meta").sum())

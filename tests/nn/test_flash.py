@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from attention_cases import PeakMemory, check_softmax_edges, oracle, scattered, tensors
 from hypothesis import given
 from hypothesis import strategies as st
-from meta_device import Device
+from meta_device import MetaDevice
 
 from minillm.nn.attention import attention
 from minillm.nn.flash import online_softmax
@@ -168,5 +168,5 @@ def test_products_only_where_the_processor_multiplies_bfloat16(no_flash, monkeyp
 
 
 def test_online_softmax_on_a_device():
-    with Device():
+    with MetaDevice():
         assert online_softmax(torch.empty(2, 9, device="meta").half(), block_size=4).is_meta

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
-from meta_device import Device
+from meta_device import MetaDevice
 from torch import nn
 from transformers.activations import ACT2FN
 from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3RMSNorm
@@ -351,7 +351,7 @@ def test_norms_on_a_gpu_are_llamas_and_gemmas(dtype):
 def test_on_a_device_nothing_is_asked_and_nothing_left_behind(module, dtype):
     module = module.to("meta", dtype)
     x = torch.empty(2, 3, 8, device="meta", dtype=dtype, requires_grad=True)
-    with Device():
+    with MetaDevice():
         y = module(x)
         y.sum().backward()
     assert y.is_meta and y.dtype == dtype and y.shape == x.shape

@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from meta_device import Device
+from meta_device import MetaDevice
 from rope_cases import LLAMA3, SCALINGS, config_of, draw
 from torch import nn
 from transformers.models.deepseek_v3.modeling_deepseek_v3 import apply_rotary_pos_emb_interleave
@@ -307,7 +307,7 @@ def test_on_a_device_nothing_is_asked_and_nothing_left_behind(name, interleaved)
     for dtype in (torch.float32, torch.bfloat16):
         rope = rope.to("meta", dtype)
         x = torch.empty(2, 3, 5, 16, device="meta", dtype=dtype, requires_grad=True)
-        with Device():
+        with MetaDevice():
             for rotation in (rope(positions), left(positions)):
                 y = rotation(x)
                 (gradient,) = torch.autograd.grad(y.sum(), x)

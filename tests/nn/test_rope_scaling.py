@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from meta_device import Device
+from meta_device import MetaDevice
 from rope_cases import LLAMA3, SCALINGS, YARN, theirs
 from transformers.models.deepseek_v3.modeling_deepseek_v3 import yarn_get_mscale
 from transformers.models.falcon.modeling_falcon import build_alibi_tensor
@@ -147,7 +147,7 @@ def test_alibi_errors():
 
 
 def test_alibi_and_frequencies_on_a_device():
-    with Device():
+    with MetaDevice():
         assert alibi_bias(6, 2, 5, device="meta").is_meta
         for scaling in SCALINGS.values():
             settings = {"scaling": scaling, "max_position_embeddings": 512, "device": "meta"}
