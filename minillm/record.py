@@ -6,6 +6,7 @@ Used by `minillm.commands`; written by hand, not built.
 from __future__ import annotations
 
 from argparse import Namespace
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +32,14 @@ def check_same(a: Namespace) -> None:
     path = a.out / NAME
     if not path.exists():
         return
+    try:
+        saved = read_json(path).get("options")
+        if not isinstance(saved, dict) or not isinstance(saved.get("corpus"), str):
+            raise ValueError(f"{path} does not say what the run was asked for")
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{error}: remove it to resume without the comparison") from None
     both = []
-    for given in (read_json(path)["options"], options(a)):
+    for given in (saved, options(a)):
         corpus = Path(given["corpus"]).name  # its folder may have moved
         both.append({"corpus": corpus, **{name: given.get(name) for name in FIXED}})
     check_settings(*both)
@@ -46,8 +53,11 @@ def begin(a: Namespace) -> None:
 
 def finish(a: Namespace, figures: dict[str, Any], history: list[dict[str, Any]]) -> dict[str, Any]:
     """Add what came of it; a run that had already ended keeps its old results."""
-    old = {} if history or not (a.out / NAME).exists() else read_json(a.out / NAME)
+    old: dict[str, Any] = {}
+    if not history:
+        with suppress(FileNotFoundError, ValueError, RecursionError):  # none, or a damaged one
+            old = read_json(a.out / NAME)
     took = {"seconds": old.get("seconds", figures["seconds"])}
-    record = {**old, "options": options(a), **figures, **took, **(history[-1] if history else {})}
-    write_json(a.out / NAME, record)
-    return record
+    run_info = {**old, "options": options(a), **figures, **took, **(history[-1] if history else {})}
+    write_json(a.out / NAME, run_info)
+    return run_info
