@@ -21,6 +21,7 @@ import random
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -592,8 +593,12 @@ def check_same_run(a: argparse.Namespace) -> None:
     path = a.output_dir / RUN_INFO
     if not path.exists():
         return
+    try:
+        saved = read_run_info(path)["options"]
+    except ValueError as error:
+        raise ValueError(f"{error}: remove it to resume without the comparison") from None
     both = []
-    for given in (read_run_info(path)["options"], options(a)):
+    for given in (saved, options(a)):
         corpus = Path(given["corpus"]).name  # its folder may have moved
         both.append({"corpus": corpus, **{name: given.get(name) for name in FIXED}})
     check_settings(*both)
@@ -611,7 +616,10 @@ def finish_run_info(
 ) -> dict[str, Any]:
     """Add what came of it; a run that had already ended keeps its old results."""
     path = a.output_dir / RUN_INFO
-    old = {} if history or not path.exists() else read_run_info(path)
+    old: dict[str, Any] = {}
+    if not history:
+        with suppress(FileNotFoundError, ValueError):  # none, or a damaged one
+            old = read_run_info(path)
     took = {"seconds": old.get("seconds", figures["seconds"])}
     info = {**old, "options": options(a), **figures, **took, **(history[-1] if history else {})}
     write_json(path, info)

@@ -56,6 +56,7 @@ def test_train_leaves_a_model_a_tokenizer_and_a_record(trained):
     assert names == {
         *("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"),
         *("metrics.jsonl", "run.json", "step-00000003", "step-00000006"),
+        *(".lock", ".lock-owner"),
     }
     model, tokenizer = from_pretrained(trained)
     assert tokenizer.vocab_size == 1000 and model.config.bos_token_id == tokenizer.eos_token_id

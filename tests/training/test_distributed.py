@@ -136,7 +136,8 @@ def test_resuming_in_two_processes_is_exact(runs, kind):
 def test_sharded_checkpoints_lie_in_shards(runs):
     shards = sorted(p.name for p in (runs / "fsdp/step-00000006/sharded").glob("*.distcp"))
     assert shards == ["__0_0.distcp", "__1_0.distcp"]
-    assert not list((runs / "fsdp").glob(".*"))  # nothing half-written is left
+    hidden = sorted(path.name for path in (runs / "fsdp").glob(".*"))
+    assert hidden == [".lock", ".lock-owner"]  # nothing half-written is left
     state = checkpoint.read_state(runs / "fsdp/step-00000006")
     assert state["sharded"] and state["processes"] == 2
     assert "sharded/__0_0.distcp" in state["files"]  # so a truncated shard is noticed
@@ -337,6 +338,12 @@ def test_gradients_are_exchanged_once():
         with distributed.communicate(Sharded(), now):
             pass
     assert calls == [False, False, True]
+
+
+def test_what_the_first_process_raises_is_raised():
+    assert distributed.in_first(lambda: 5) == 5
+    with pytest.raises(ValueError, match="in the way"):
+        distributed.in_first(lambda: (_ for _ in ()).throw(ValueError("in the way")))
 
 
 def test_a_checkpoint_that_cannot_be_written_is_an_error(tmp_path):
