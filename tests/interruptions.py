@@ -97,7 +97,7 @@ def windows(patch) -> None:
 
     def fsync(file):
         handle = file if isinstance(file, int) else file.fileno()
-        if handles.get(handle, os.O_RDWR) & os.O_ACCMODE == os.O_RDONLY:
+        if not handles.get(handle, os.O_RDWR) & (os.O_WRONLY | os.O_RDWR):
             raise OSError(errno.EBADF, "Bad file descriptor")
         real["fsync"](handle)
 

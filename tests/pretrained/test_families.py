@@ -5,7 +5,7 @@ import warnings
 
 import pytest
 from family_checkpoints import CONFIGS
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from minillm.config import ModelConfig
@@ -33,7 +33,6 @@ VALUES |= st.sampled_from([*ARCHITECTURES, [[1]], {"a": {"b": []}}, [{}]])
 CHANGES = st.dictionaries(st.sampled_from(sorted(KEYS)), VALUES, max_size=4)
 
 
-@settings(max_examples=150)
 @given(st.sampled_from(FILES), CHANGES, st.sets(st.sampled_from(sorted(KEYS)), max_size=2))
 def test_a_damaged_config_is_a_config_or_a_value_error(file, changes, without):
     data = {k: v for k, v in {**file, **changes}.items() if k not in without}
