@@ -21,6 +21,7 @@ import random
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -576,7 +577,7 @@ def read_run_info(path: Path) -> dict[str, Any]:
     info = read_json(path)
     asked = info.get("options")
     if not isinstance(asked, dict) or not isinstance(asked.get("corpus"), str):
-        raise ValueError(f"{path} does not hold the options of a run")
+        raise ValueError(f"{path} does not say what the run was asked for")
     return {**info, "options": {RENAMED.get(name, name): v for name, v in asked.items()}}
 
 
@@ -587,8 +588,12 @@ def check_same_run(a: argparse.Namespace) -> None:
     path = a.output_dir / RUN_INFO
     if not path.exists():
         return
+    try:
+        saved = read_run_info(path)["options"]
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{error}: remove it to resume without the comparison") from None
     both = []
-    for given in (read_run_info(path)["options"], options(a)):
+    for given in (saved, options(a)):
         corpus = Path(given["corpus"]).name  # its folder may have moved
         both.append({"corpus": corpus, **{name: given.get(name) for name in FIXED}})
     check_settings(*both)
@@ -605,8 +610,10 @@ def finish_run_info(
     a: argparse.Namespace, figures: dict[str, Any], history: list[dict[str, Any]]
 ) -> dict[str, Any]:
     """Add what came of it; a run that had already ended keeps its old results."""
-    path = a.output_dir / RUN_INFO
-    old = {} if history or not path.exists() else read_run_info(path)
+    path, old = a.output_dir / RUN_INFO, {}
+    if not history:
+        with suppress(FileNotFoundError, ValueError, RecursionError):  # none, or a damaged one
+            old = read_run_info(path)
     took = {"seconds": old.get("seconds", figures["seconds"])}
     info = {**old, "options": options(a), **figures, **took, **(history[-1] if history else {})}
     write_json(path, info)
