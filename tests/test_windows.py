@@ -3,6 +3,7 @@
 import ast
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -10,9 +11,13 @@ import textwrap
 from pathlib import Path
 
 import pytest
+import torch
 from windows_rules import POSIX_ONLY
 
-from minillm.cli import END
+from minillm.cli import END, main, stories
+from minillm.config import ModelConfig
+from minillm.model import CausalLM
+from minillm.pretrained.load import from_pretrained, save_pretrained
 from minillm.tokenizer.bpe import BPETokenizer
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -37,6 +42,11 @@ def run_code(code: str, *words: object) -> str:
     done = under_rules("-c", textwrap.dedent(code), *words)
     assert done.returncode == 0, done.stderr
     return done.stdout
+
+
+def small_model(**changes: object) -> CausalLM:
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+    return CausalLM(ModelConfig(vocab_size=300, intermediate_size=64, **sizes, **changes))
 
 
 def test_the_rules_hold(tmp_path):
@@ -107,6 +117,95 @@ def test_our_code_names_nothing_that_only_posix_systems_have():
                 assert node.attr not in POSIX_ONLY.get(node.value.id, set()), where
 
 
+TRAIN = ["--device", "cpu", "--hidden-size", "32", "--layers", "1", "--batch-size", "2", "--quiet"]
+TRAIN += ["--vocab-size", "1000", "--held-out", "3", "--steps", "4", "--checkpoint-interval", "2"]
+
+
+def test_a_run_is_trained_resumed_and_read(tmp_path):
+    """It leaves the very bytes that it leaves without the rules."""
+    out, here = tmp_path / "out", tmp_path / "here"
+    code = """
+        import shutil, sys
+        from pathlib import Path
+        from minillm.cli import main
+
+        out, words = Path(sys.argv[1]), sys.argv[2:]
+        assert main(["train", "--output-dir", str(out), *words]) == 0
+        shutil.rmtree(out / "step-00000004")
+        (out / "model.safetensors").unlink()
+        assert main(["train", "--output-dir", str(out), "--resume", *words]) == 0
+        assert main(["generate", str(out), "--max-new-tokens", "5"]) == 0
+        assert main(["eval", str(out), "--documents", "2", "--samples", "1"]) == 0
+        assert main(["train", "--output-dir", str(out), "--resume", *words]) == 0
+    """
+    shown = run_code(code, out, *TRAIN)
+    assert "bits per byte" in shown
+    assert main(["train", "--output-dir", str(here), *TRAIN]) == 0
+    for name in ("model.safetensors", "tokenizer.json", "config.json"):
+        assert (out / name).read_bytes() == (here / name).read_bytes()
+    assert {p.name for p in out.iterdir()} >= {"step-00000002", "step-00000004", "run.json"}
+    assert not [p for p in out.iterdir() if re.match(r"\.(?!lock)", p.name)]
+
+
+@pytest.mark.parametrize("layout", ["windows", "padded"])
+def test_a_text_file_is_trained_on_and_resumed(tmp_path, layout):
+    text, out = tmp_path / "text.txt", tmp_path / "out"
+    text.write_bytes(END.join(f"the {i} cats\r\nsat on {i} mats" for i in range(300)).encode())
+    code = """
+        import sys
+        from minillm.cli import main
+        assert main(sys.argv[1:]) == 0
+        assert main([*sys.argv[1:], "--resume", "--steps", "6"]) == 1  # another schedule
+        assert main([*sys.argv[1:], "--resume"]) == 0
+    """
+    options = ["--corpus", text, "--layout", layout, "--context-length", 40]
+    run_code(code, "train", "--output-dir", out, *TRAIN, "--vocab-size", 290, *options)
+    _, tokenizer = from_pretrained(out)
+    assert tokenizer.decode(tokenizer.encode("cats\r\nsat")) == "cats\r\nsat"
+
+
+@pytest.mark.parametrize("max_shard_bytes", [10**9, 20_000])
+def test_a_model_is_saved_over_the_one_it_was_loaded_from(tmp_path, max_shard_bytes):
+    """The model's weights are mapped from that very file: they are copied then, not when loaded."""
+    folder = tmp_path / "model"
+    texts = stories("stories-en", 50, "x")
+    tokenizer = BPETokenizer.train(texts, 300, special_tokens=[END])
+    model = small_model()
+    save_pretrained(model, tokenizer, folder, max_shard_bytes=max_shard_bytes)
+    (folder / "README.md").write_text("kept", encoding="utf-8")
+    code = """
+        import sys
+        from pathlib import Path
+        import torch
+        from minillm.pretrained.load import from_pretrained, save_pretrained
+
+        folder, size = Path(sys.argv[1]), int(sys.argv[2])
+
+        def mapped():
+            lines = Path("/proc/self/maps").read_text(encoding="utf-8").splitlines()
+            return {line.rpartition("/")[2] for line in lines if str(folder) in line}
+
+        model, tokenizer = from_pretrained(folder)
+        files = mapped()
+        with torch.no_grad():
+            model.model.norm.weight.fill_(2.0)
+        save_pretrained(model, tokenizer, folder, max_shard_bytes=size)
+        save_pretrained(model, tokenizer, folder, max_shard_bytes=10**9)
+        again, _ = from_pretrained(folder)
+        for name, value in again.state_dict().items():
+            assert torch.equal(value, model.state_dict()[name])
+        print(len(files))
+    """
+    files = int(run_code(code, folder, max_shard_bytes))
+    assert files == 1 if max_shard_bytes == 10**9 else files > 2
+    saved, read = from_pretrained(folder)
+    assert torch.all(saved.model.norm.weight == 2.0)
+    ours, theirs = saved.state_dict(), model.state_dict()
+    assert all(torch.equal(ours[n], theirs[n]) for n in theirs if n != "model.norm.weight")
+    assert read.encode("A cat") == tokenizer.encode("A cat")
+    assert (folder / "README.md").read_text(encoding="utf-8") == "kept"
+
+
 def test_tokenizers_are_saved_over_what_they_were_loaded_from(tmp_path):
     from tokenizer_folders import write
 
@@ -164,3 +263,11 @@ def test_notebooks_are_built_checked_pulled_and_executed(tmp_path):
         assert done.returncode == 0, done.stderr
     assert "猫 2" in path.read_text(encoding="utf-8") and before != path.read_bytes()
     assert {p.name for p in path.parent.iterdir()} == {"01_toy.ipynb"}
+
+
+def test_the_suite_can_be_collected():
+    """No module of the tests needs, when it is imported, what Windows lacks."""
+    quick = ("--collect-only", "-q", "-s", "-p", "no:cacheprovider")  # without files of its own
+    done = under_rules("-m", "pytest", *quick, "tests")
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    assert f"{Path(__file__).name}::test_the_suite_can_be_collected" in done.stdout

@@ -26,10 +26,14 @@ import shutil
 import signal
 import sys
 import warnings
+from contextlib import suppress
 from pathlib import Path
 
+with suppress(ModuleNotFoundError):  # on Windows the rules hold without us
+    import fcntl
+
 ROOT = Path(__file__).resolve().parents[1]
-OURS = tuple(str(ROOT / name) + os.sep for name in ("minillm", "tools"))
+OURS = tuple(str(ROOT / name) + os.sep for name in ("minillm", "tools", "tests"))
 POSIX_ONLY = {
     "modules": {"fcntl", "grp", "posix", "pty", "pwd", "readline", "resource", "syslog", "termios"},
     "os": {
@@ -123,8 +127,6 @@ def _restrict_files() -> None:
         return real_open(path, flags, *rest, **more)
 
     def fsync(file: object) -> None:
-        import fcntl
-
         number = file if isinstance(file, int) else file.fileno()
         if fcntl.fcntl(number, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY:
             raise OSError(errno.EBADF, "Bad file descriptor: it is for reading only")
@@ -167,7 +169,7 @@ def main() -> None:
     sys.path[0] = os.getcwd()
     if words[0] == "-c":
         sys.argv = words[1:]
-        exec(compile(words[1], OURS[1] + "from the command line", "exec"), {"__name__": "__main__"})
+        exec(compile(words[1], OURS[1] + "-c", "exec"), {"__name__": "__main__"})
     elif words[0] == "-m":
         sys.argv = words[1:]
         runpy.run_module(words[1], run_name="__main__", alter_sys=True)
