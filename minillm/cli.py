@@ -582,7 +582,7 @@ def read_run_info(path: Path) -> dict[str, Any]:
     info = read_json(path)
     asked = info.get("options")
     if not isinstance(asked, dict) or not isinstance(asked.get("corpus"), str):
-        raise ValueError(f"{path} does not hold the options of a run")
+        raise ValueError(f"{path} does not say what the run was asked for")
     return {**info, "options": {RENAMED.get(name, name): v for name, v in asked.items()}}
 
 
