@@ -284,12 +284,13 @@ class Sampler:
     ) -> Tensor:
         """Shape: logits (B, V), previous_ids (B, T), B numbers in `rows` -> ids (B,)."""
         x = self._penalize(logits, previous_ids)
-        B = len(x)
-        if rows is not None and (len(rows) != B or len(set(rows)) != B or min(rows) < 0):
-            raise ValueError(f"rows {list(rows)} are not {B} different numbers, 0 and up")
+        if rows is not None and (not len(rows) == len(set(rows)) == len(x) or min(rows) < 0):
+            raise ValueError(f"rows {list(rows)} are not {len(x)} different numbers, 0 and up")
         if self.temperature == 0:  # what top-k would leave is the best token in any case
             return x.argmax(-1)
-        return draw(self._truncate(x).softmax(-1), self.uniform(range(B) if rows is None else rows))
+        return draw(
+            self._truncate(x).softmax(-1), self.uniform(range(len(x)) if rows is None else rows)
+        )
 
     def _penalize(self, logits: Tensor, previous_ids: Tensor | None) -> Tensor:
         """After penalties and temperature, in float32, checked. Shape: (B, V) -> (B, V)."""
