@@ -45,7 +45,7 @@ def read_json(path: Path) -> dict[str, Any]:
         raise FileNotFoundError(f"{path.parent} has no {path.name}")
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not whole JSON: {error}") from None
     if not isinstance(content, dict):
         raise ValueError(f"{path} holds a {type(content).__name__}, not an object")
