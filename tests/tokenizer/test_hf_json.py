@@ -455,7 +455,7 @@ def test_normalizers_are_not_handed_to_tiktoken(tokenizer):
 
 def test_the_name_of_the_file_is_in_the_error(tmp_path):
     Path(tmp_path / "tokenizer.json").write_text("[]")
-    with pytest.raises(ValueError, match=r"tokenizer\.json: not a tokenizer file: list"):
+    with pytest.raises(ValueError, match=r"tokenizer\.json holds a list, not an object"):
         BPETokenizer.load(tmp_path)
 
 
