@@ -23,11 +23,13 @@ __all__ = [
     "BEGIN_TOKENS",
     "END_TOKENS",
     "LONG_WORD",
+    "MAX_ID",
     "Allowed",
     "BPETokenizer",
     "Memo",
     "StreamDecoder",
     "find_merges",
+    "is_id",
     "merge_word",
 ]
 
@@ -78,6 +80,13 @@ END_TOKENS = ("<|endoftext|>", "<|end_of_text|>", "<|im_end|>", "<eos>", "</s>")
 
 Allowed = Literal["all"] | Collection[str]  # special tokens that a text may spell
 
+MAX_ID = (1 << 31) - 1
+
+
+def is_id(value: Any) -> bool:
+    """Whether `value` can be the id of a token; True, 0.5 and 10**15 cannot."""
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_ID
+
 
 class BPETokenizer:
     """Byte-pair encoding in which ranks are ids, as in tiktoken: a lower rank is merged earlier.
@@ -113,6 +122,11 @@ class BPETokenizer:
         self.ranks, self.special_tokens = dict(ranks), dict(special_tokens or {})
         self.added_tokens = dict(added_tokens or {})
         self._named = {**self.special_tokens, **self.added_tokens}
+        for i in chain(self.ranks.values(), self._named.values()):
+            if not is_id(i):
+                raise ValueError(
+                    f"an id is a whole number from 0 to {MAX_ID:,}, not negative: {i!r}"
+                )
         self._bytes = {i: token for token, i in self.ranks.items()}
         self._bytes |= {i: token.encode() for token, i in self._named.items()}
         known = self.special_tokens.keys()
@@ -136,8 +150,8 @@ class BPETokenizer:
         if len(self._bytes) < len(ids):
             shared = next(i for i, count in Counter(ids).items() if count > 1)
             raise ValueError(f"two tokens share the id {shared}")
-        if min(ids) < 0 or b"" in self._bytes.values():
-            raise ValueError(f"a token is empty, or its id negative (lowest id: {min(ids)})")
+        if b"" in self._bytes.values():
+            raise ValueError("a token is empty")
         for name in (self.bos_token, self.eos_token, self.pad_token):
             if name is not None and name not in self.special_tokens:
                 raise ValueError(f"{name!r} is none of the special tokens {[*self.special_tokens]}")

@@ -5,6 +5,7 @@ Explained in notebook 02. No merge crosses a word's border, so words can be coun
 
 # Built from notebooks/02_tokenizer.ipynb: edit there, then make build.
 
+import math
 import re
 from collections.abc import Iterable, Iterator
 
@@ -17,6 +18,7 @@ __all__ = [
     "LLAMA3_PATTERN",
     "PATTERNS",
     "QWEN2_PATTERN",
+    "SECONDS_A_CHARACTER",
     "PreTokenizer",
     "well_formed",
 ]
@@ -49,6 +51,9 @@ def well_formed(text: str) -> str:
     return text
 
 
+SECONDS_A_CHARACTER = 2e-5  # some forty times what a pattern needs that never goes back far
+
+
 class PreTokenizer:
     """Cut text into words (pre-tokens) by a pattern, or first into chunks that are cheap to find.
 
@@ -58,9 +63,12 @@ class PreTokenizer:
     """
 
     def __init__(self, pattern: str) -> None:
+        counts = [int(count) for count in re.findall(r"\{(?:\d*,)?(\d+),?\}", pattern)]
+        if math.prod(count for count in counts if count > 9) >= 1000:  # 9: not \p{N}{1,3}
+            raise ValueError(f"{pattern!r} counts to {max(counts)}: it would take too much memory")
         try:
             compiled = regex.compile(pattern)
-        except regex.error as error:
+        except (regex.error, RecursionError, OverflowError) as error:
             raise ValueError(f"{pattern!r} is not a regular expression: {error}") from None
         if compiled.groups:
             raise ValueError(f"{pattern!r} captures groups: write (?:...) instead of (...)")
@@ -75,11 +83,17 @@ class PreTokenizer:
     def words(self, text: str) -> list[str]:
         """The words of `text` in order; joined, they are the text.
 
-        Raises: ValueError if the pattern leaves out a part of the text.
+        Raises: ValueError if the pattern leaves out a part of the text, or takes forever.
         """
         if self.published:
             return self._find_ascii(text) if text.isascii() else self._find(text)
-        words = self._find(text)
+        try:
+            words = self._find(text, timeout=1 + len(text) * SECONDS_A_CHARACTER)
+        except TimeoutError:
+            raise ValueError(
+                f"the pattern {self.pattern!r} takes forever on {text[:40]!r}: does it repeat what "
+                "is repeated?"
+            ) from None
         if sum(map(len, words)) != len(text):
             raise ValueError(f"the pattern {self.pattern!r} leaves out parts of {text[:40]!r}")
         return words
