@@ -1,9 +1,13 @@
-"""Small random checkpoints of every family, made and saved by transformers, to compare with."""
+"""Small models of every family: random checkpoints that transformers made, and configs of ours."""
 
 from __future__ import annotations
 
 import torch
 import transformers
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from minillm.config import ModelConfig
 
 transformers.logging.set_verbosity_error()
 transformers.logging.disable_progress_bar()
@@ -72,3 +76,33 @@ def ragged(rows: int = 3, length: int = 21) -> tuple[torch.Tensor, torch.Tensor,
     mask[1, :6], mask[2, :1] = 0, 0
     ids = ids.masked_fill(mask == 0, 0)
     return ids, mask, (mask.cumsum(-1) - 1).clamp(min=0)
+
+
+_OURS = {"vocab_size": 64, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4}
+_OURS |= {"intermediate_size": 24, "max_position_embeddings": 64}
+_MLA = {"kv_lora_rank": 8, "qk_nope_head_dim": 4, "qk_rope_head_dim": 4, "v_head_dim": 4}
+FAMILY_CONFIGS = {
+    name: ModelConfig(**_OURS, **changes)
+    for name, changes in {
+        "llama": {"num_key_value_heads": 2},
+        "llama-dynamic": {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}},
+        "mistral": {"model_type": "mistral", "sliding_window": 4},
+        "qwen2": {"model_type": "qwen2", "num_key_value_heads": 1},
+        "qwen3": {"model_type": "qwen3", "head_dim": 8},
+        "gemma": {"model_type": "gemma"},
+        "gpt2": {"model_type": "gpt2"},
+        "falcon": {"model_type": "falcon", "num_key_value_heads": 1},
+        "deepseek_v3": {"model_type": "deepseek_v3", **_MLA},
+    }.items()
+}
+
+
+class NoFloat64(TorchDispatchMode):
+    """Refuses float64 off the CPU, as Apple's GPUs do."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        for x in tree_leaves(result):
+            if isinstance(x, torch.Tensor) and x.dtype == torch.float64 and x.device.type != "cpu":
+                raise TypeError(f"{func} makes float64 on {x.device}")
+        return result

@@ -14,7 +14,7 @@ from minillm.exercises import exercise
 from minillm.generation.decoding import generate
 from minillm.model import CausalLM
 
-_SHAPES = (  # V, C, layers, H, F, more
+_SHAPES: tuple[tuple[int, int, int, int, int, dict[str, Any]], ...] = (  # V, C, layers, H, F, more
     (100, 32, 1, 4, 48, {}),
     (100, 32, 3, 4, 48, {"num_key_value_heads": 1}),
     (1000, 48, 2, 6, 40, {"num_key_value_heads": 2, "tie_word_embeddings": True}),
@@ -68,6 +68,11 @@ def _continuation(model: CausalLM, prompt: list[int], answer: list[int], shift: 
     return float(logs[places - shift, ids[0, places]].sum())
 
 
+def _is_best(choice: int, values: list[float]) -> bool:
+    """Whether no other value is larger, but for the last digits, which differ from CPU to CPU."""
+    return values[choice] > max(values) - 1e-4
+
+
 @exercise(
     "10.2",
     "Write choose(model, prompt, answers): the index of the answer (a list of ids) that the model "
@@ -76,24 +81,23 @@ def _continuation(model: CausalLM, prompt: list[int], answer: list[int], shift: 
 def _choose(answer: Callable[[CausalLM, list[int], list[list[int]]], int]) -> str | None:
     generator = torch.Generator().manual_seed(7)
     model = _toy()
-    missed = {"shift": 0, "mean": 0, "prefix": 0}
+    missed = {"shift": 0, "mean": 0, "prefix": 0, "all": 0}
     for _ in range(30):
         draw = lambda n: torch.randint(40, (n,), generator=generator).tolist()  # noqa: E731
         prompt, answers = draw(5), [draw(n) for n in (2, 3, 5, 3)]
         scores = [_continuation(model, prompt, a) for a in answers]
-        right = max(range(4), key=scores.__getitem__)
         found = answer(model, list(prompt), [list(a) for a in answers])
         if not isinstance(found, int) or not 0 <= found < 4:
             return f"an index from 0 to 3 is asked, not {found!r}"
         shifted = [_continuation(model, prompt, a, shift=0) for a in answers]
         means = [s / len(a) for s, a in zip(scores, answers, strict=True)]
         firsts = [_continuation(model, prompt, a[:1]) for a in answers]
-        if found != right:
-            missed["shift"] += found == max(range(4), key=shifted.__getitem__)
-            missed["mean"] += found == max(range(4), key=means.__getitem__)
-            missed["prefix"] += found == max(range(4), key=firsts.__getitem__)
-            missed["all"] = missed.get("all", 0) + 1
-    if not missed.get("all"):
+        if not _is_best(found, scores):
+            missed["shift"] += _is_best(found, shifted)
+            missed["mean"] += _is_best(found, means)
+            missed["prefix"] += _is_best(found, firsts)
+            missed["all"] += 1
+    if not missed["all"]:
         return None
     reasons = {
         "shift": "the logits at a position speak about the next token: read one place earlier",
@@ -197,8 +201,9 @@ def _trains(answer: Callable[[nn.Linear, int, float], nn.Module]) -> str | None:
     model = _toy()
     before = {k: v.clone() for k, v in model.state_dict().items()}
     for layer in model.model.layers:
-        layer.self_attn.q_proj = answer(layer.self_attn.q_proj, 4, 8.0)
-        layer.self_attn.v_proj = answer(layer.self_attn.v_proj, 4, 8.0)
+        attention: Any = layer.self_attn
+        attention.q_proj = answer(attention.q_proj, 4, 8.0)
+        attention.v_proj = answer(attention.v_proj, 4, 8.0)
     free: list[Any] = [p for m in model.modules() for p in m.parameters() if p.requires_grad]
     small = [p for p in dict.fromkeys(free) if 4 in p.shape]
     optimizer = torch.optim.Adam(small, lr=3e-2)

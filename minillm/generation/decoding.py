@@ -20,7 +20,7 @@ from minillm.model import CausalLM
 
 __all__ = ["FROM_CONFIG", "StoppingCriteria", "check_prompt", "generate", "stream_text"]
 
-FROM_CONFIG: Any = object()  # stands for "what the model's config says"
+FROM_CONFIG: Any = "from config"  # stands for what the model's config says
 
 
 def check_prompt(
@@ -61,7 +61,7 @@ class StoppingCriteria:
         tokenizer: Any,
         config: ModelConfig,
     ) -> None:
-        if eos_token_id is FROM_CONFIG:
+        if eos_token_id == FROM_CONFIG:
             eos_token_id = config.eos_token_ids
         if isinstance(eos_token_id, int | Integral):
             eos_token_id = (int(eos_token_id),)

@@ -75,6 +75,11 @@ WRONG = [
     ("10.2", lambda m, p, a: choose(m, p, a, shift=0), "read one place earlier"),
     ("10.2", lambda m, p, a: choose(m, p, a, mean=True), "prefers long answers"),
     ("10.2", lambda m, p, a: choose(m, p, a, first=True), "not only the first"),
+    (
+        "10.2",
+        lambda m, p, a: choose(m, p, [x[:1] for x in a]),
+        "not only the first",
+    ),  # other digits
     ("10.2", lambda m, p, a: 7, "an index from 0 to 3"),
     ("10.3", lambda n: lambda logits, previous: logits.argmax(-1), "for the second time"),
     ("10.3", lambda n: no_repeats(n, whole=True), "is not the best allowed one"),
