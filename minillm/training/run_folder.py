@@ -73,6 +73,7 @@ class FolderLock:
             self.folder.mkdir(parents=True, exist_ok=True)
             self.lock.acquire(timeout=0)
         except Timeout:
+            time.sleep(0.1)  # who has just got it is writing its name
             raise ValueError(
                 f"{self.folder} is in use by {self.owner()}: wait for its end"
             ) from None
