@@ -32,7 +32,7 @@ CELLS = [
     ),
     (
         "code",
-        '#| export other\n"""Another module."""\n\nfrom minillm.toy import add as add\n\nTWO = 2',
+        '#| export other\n"""Another module."""\n\nfrom minillm.toy import add\n\nTWO = add(1, 1)',
     ),
 ]
 
@@ -84,7 +84,29 @@ def test_module_reads_as_if_written_by_hand(root):
         'TABLE["root"] = int(math.sqrt(4)) + len(Path("ab").parts)\n'
     )
     other = (root / "minillm" / "other.py").read_text()
-    assert '__all__ = ["TWO", "add"]' in other  # `import add as add` passes a name on
+    assert '__all__ = ["TWO"]' in other and "import add\n" in other  # not passed on
+
+
+@pytest.mark.parametrize(
+    "passed_on",
+    [
+        "from minillm.toy import add as add",
+        "from minillm.toy import TABLE, add as add",
+        "import math as math",
+        "from typing import TYPE_CHECKING\n\nif TYPE_CHECKING:\n    import math as math",
+    ],
+)
+def test_a_name_that_is_passed_on_is_refused(root, passed_on):
+    cell = f'#| export third\n"""Third."""\n\n{passed_on}'
+    write_notebook(root / "notebooks" / "01_toy.ipynb", [*CELLS, ("code", cell)])
+    rule = r"cell 6: no import (add|math) as \1: names come from one place"
+    for command in (build.build, build.drift):
+        with pytest.raises(build.BuildError, match=rule):
+            command(root)
+    write_notebook(root / "notebooks" / "01_toy.ipynb", CELLS)
+    edit(root / "minillm" / "toy.py", "import math", "import math as math")
+    with pytest.raises(build.BuildError, match=r"cell 2: no import math as math"):
+        build.pull(root)
 
 
 def test_build_changes_nothing_when_nothing_changed(root):

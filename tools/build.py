@@ -7,7 +7,8 @@
 A notebook names its module with `#| default_exp nn.rope`; a cell whose first line is `#| export`
 belongs to that module, one with `#| export cache.base` to another. The first marked cell of a
 module opens with its docstring. Imports of all its cells are gathered at the top; `__all__` is made
-from the public names, and from names passed on with `from a import b as b`.
+from the public names. Names come from one place: `from a import b as b`, which would pass one on,
+is refused.
 
 A later cell may reopen a class: `class Decoder(Decoder):` adds methods and attributes. That is live
 Python in the notebook; the module gets one class, the bodies in the notebook's order, at the place
@@ -228,6 +229,13 @@ class Notebook:
         found = []
         for i in self.marked[module]:
             found += split(self.source(i)[1], f"{self.name}, cell {i}", i)
+        for segment in found:
+            for node in ast.walk(segment.node):
+                if isinstance(node, ast.alias) and node.asname == node.name:
+                    raise BuildError(
+                        f"{self.name}, cell {segment.cell}: no import {node.name} as {node.name}: "
+                        "names come from one place, and are imported from there"
+                    )
         return found
 
     def classes(self, i: int) -> list[ast.ClassDef]:
@@ -463,9 +471,6 @@ def public_names(node: ast.stmt) -> list[str]:
         names = [t.id for t in node.targets if isinstance(t, ast.Name)]
     elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
         names = [node.target.id]
-    elif isinstance(node, ast.ImportFrom):
-        # `from a import b as b` passes b on, as type checkers read it
-        names = [a.name for a in node.names if a.asname == a.name]
     else:
         names = []
     return [n for n in names if not n.startswith("_")]
