@@ -4,6 +4,11 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
+# make CPU=1 run: torch's small CPU build. `torch==2.13.0` accepts 2.13.0+cpu, and pip prefers it.
+ifeq ($(CPU),1)
+export PIP_EXTRA_INDEX_URL := $(strip $(PIP_EXTRA_INDEX_URL) https://download.pytorch.org/whl/cpu)
+endif
+
 .PHONY: run lab test build pull check bench help
 .DEFAULT_GOAL := help
 
@@ -26,10 +31,11 @@ build: $(READY)  ## notebooks -> package
 pull: $(READY)   ## edits in minillm/*.py -> the notebook cells that own them
 	$(BIN)/python tools/build.py pull
 
-check: $(READY)  ## package equals notebooks; ruff is content
+check: $(READY)  ## package equals notebooks; ruff and mypy are content
 	$(BIN)/python tools/build.py check
 	$(BIN)/python -m ruff check .
 	$(BIN)/python -m ruff format --check .
+	$(BIN)/python -m mypy minillm
 
 bench: $(READY)  ## measure beside the peers (minutes); see benchmarks/RESULTS.md
 	@for script in benchmarks/*.py; do echo "== $$script"; OMP_NUM_THREADS=1 $(BIN)/python $$script || exit 1; done

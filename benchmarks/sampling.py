@@ -1,4 +1,4 @@
-"""A full filter chain on (64, 150000) logits: ours beside transformers' processors, interleaved.
+"""A full chain of logits processors on (64, 150000) logits, interleaved with transformers'.
 
     OMP_NUM_THREADS=1 python benchmarks/sampling.py
 

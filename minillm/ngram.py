@@ -77,7 +77,7 @@ def continuation_counts(tables: Sequence[Table]) -> list[Table]:
 
     n-grams that open a sentence have nothing before them and keep their counts.
     """
-    result = [{} for _ in tables[:-1]] + [tables[-1]]
+    result: list[Table] = [*({} for _ in tables[:-1]), tables[-1]]
     for order in range(len(tables) - 1):
         table = result[order]
         for context, row in tables[order].items():
@@ -113,14 +113,20 @@ def discounted(table: Table, taken: Sequence[float], added: float) -> dict:
     rows = {}
     for context, row in table.items():
         total = sum(row.values()) + added
-        shares = {t: (count - taken[min(count, 3) - 1]) / total for t, count in row.items()}
-        left = added + sum(taken[min(count, 3) - 1] for count in row.values())
+        shares = {t: (count - taken[min(int(count), 3) - 1]) / total for t, count in row.items()}
+        left = added + sum(taken[min(int(count), 3) - 1] for count in row.values())
         rows[context] = shares, left / total
     return rows
 
 
-class _Fitted:
-    """The settings of an n-gram model, and what it keeps of the sentences that it was fitted on."""
+class NGramModel:
+    """An n-gram model: `fit` it on sentences, then ask for probabilities or sentences.
+
+    `smoothing` is "mle", "add_k" (adds `k` to every count) or "kneser_ney" (interpolated;
+    `discount` is one number, one an order, or None: estimated). In an unseen context "mle" gives
+    every token 0; the others always sum to 1.
+    Raises: ValueError for n < 1, an unknown smoothing, k <= 0, or a discount outside [0, 1].
+    """
 
     def __init__(
         self, n: int, *, smoothing: str = "mle", k: float = 1.0, discount: _Discount = None
@@ -145,10 +151,6 @@ class _Fitted:
             taken = [(d, d, d) for d in self.discounts or ()] or [*map(estimate_discounts, tables)]
         self._rows = [discounted(t, d, added) for t, d in zip(tables, taken, strict=True)]
         return self
-
-
-class _Probabilities(_Fitted):
-    """Probabilities of one token, and of a sentence."""
 
     def _levels(self, context: Sequence[str]) -> Iterator[tuple[dict[str, float], float]]:
         """The rows that speak about a context, from the most general to the most special."""
@@ -184,16 +186,6 @@ class _Probabilities(_Fitted):
             total += math.log(p)
         return total
 
-
-class NGramModel(_Probabilities):
-    """An n-gram model: `fit` it on sentences, then ask for probabilities or sentences.
-
-    `smoothing` is "mle", "add_k" (adds `k` to every count) or "kneser_ney" (interpolated;
-    `discount` is one number, one an order, or None: estimated). In an unseen context "mle" gives
-    every token 0; the others always sum to 1.
-    Raises: ValueError for n < 1, an unknown smoothing, k <= 0, or a discount outside [0, 1].
-    """
-
     def distribution(self, context: Sequence[str] = ()) -> dict[str, float]:
         """p(token | context) for every token of the vocabulary, END and UNKNOWN included."""
         return {token: self.prob(token, context) for token in self.vocabulary}
@@ -216,7 +208,7 @@ class NGramModel(_Probabilities):
     def _draw(self, levels: Sequence[tuple[dict[str, float], float]], rng: random.Random) -> str:
         for shares, left in levels:
             if shares and rng.random() >= left:
-                return rng.choices(list(shares), shares.values())[0]
+                return rng.choices(list(shares), list(shares.values()))[0]
         return rng.choice(list(self.vocabulary))
 
 

@@ -30,7 +30,7 @@ def figure(
     import matplotlib.pyplot as plt
     from cycler import cycler
 
-    style = {
+    style: Any = {
         "figure.dpi": 110,
         "savefig.bbox": "tight",
         "font.size": FONT_SIZE,
@@ -53,15 +53,17 @@ def figure(
 
 def label_lines(ax: Axes, *, pad: float = 0.02) -> None:
     """Write each line's label at its right end, in its colour, instead of a legend box."""
-    lines = [line for line in ax.get_lines() if not line.get_label().startswith("_")]
-    lines = [line for line in lines if len(line.get_xdata())]
+    import numpy as np
+
+    lines = [line for line in ax.get_lines() if not str(line.get_label()).startswith("_")]
+    lines = [line for line in lines if np.size(line.get_xdata())]
     if not lines:
         return
     ax.get_xlim(), ax.get_ylim()  # settle the limits: the places below depend on them
     inverse = ax.transAxes.inverted()
     points = ax.get_window_extent().height * 72 / ax.figure.dpi
     step = 1.15 * FONT_SIZE / points  # the height of a line of text, in shares of the axes
-    ends = [line.get_transform().transform(line.get_xydata()[-1]) for line in lines]
+    ends = [line.get_transform().transform(np.asarray(line.get_xydata())[-1]) for line in lines]
     places = [inverse.transform(end) for end in ends]
     order = sorted(range(len(lines)), key=lambda i: places[i][1])
     heights = [places[i][1] for i in order]
@@ -72,7 +74,7 @@ def label_lines(ax: Axes, *, pad: float = 0.02) -> None:
         heights[j] = min(heights[j], heights[j + 1] - step)
     for i, y in zip(order, heights, strict=True):
         ax.annotate(
-            lines[i].get_label(),
+            str(lines[i].get_label()),
             (places[i][0] + pad, y),
             xycoords="axes fraction",
             color=lines[i].get_color(),

@@ -1,6 +1,5 @@
 """The shipped model: small, whole, as good as its README says, and on record."""
 
-import json
 import math
 import shlex
 import time
@@ -10,15 +9,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from minillm.__main__ import parser
-from minillm.corpora import stories
+from minillm.cli import options, parser, read_run_info, stories
 from minillm.fast.packed import PackedLM
 from minillm.generation.decoding import generate
 from minillm.generation.sampling import Sampler
 from minillm.pretrained.load import from_pretrained
-from minillm.record import options
 from minillm.stories.language import StoryLanguage
-from minillm.training.loss import evaluate
+from minillm.training.evaluation import evaluate
 
 FOLDER = Path(__file__).parents[1] / "assets/stories-en"
 
@@ -76,7 +73,7 @@ def test_its_making_is_on_record():
     for number, (words, name) in enumerate(
         zip(runs, ("run-1", "run-2", "run-3", "run"), strict=True)
     ):
-        record = json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8"))
+        record = read_run_info(FOLDER / f"{name}.json")
         asked = parser().parse_args(["train", *(common if number else []), *words])
         wanted = options(asked)
         assert {key: record["options"].get(key, wanted[key]) for key in wanted} == wanted

@@ -32,7 +32,7 @@ CELLS = [
     ),
     (
         "code",
-        '#| export other\n"""Another module."""\n\nfrom minillm.toy import add as add\n\nTWO = 2',
+        '#| export other\n"""Another module."""\n\nfrom minillm.toy import add\n\nTWO = add(1, 1)',
     ),
 ]
 
@@ -84,7 +84,29 @@ def test_module_reads_as_if_written_by_hand(root):
         'TABLE["root"] = int(math.sqrt(4)) + len(Path("ab").parts)\n'
     )
     other = (root / "minillm" / "other.py").read_text()
-    assert '__all__ = ["TWO", "add"]' in other  # `import add as add` passes a name on
+    assert '__all__ = ["TWO"]' in other and "import add\n" in other  # not passed on
+
+
+@pytest.mark.parametrize(
+    "passed_on",
+    [
+        "from minillm.toy import add as add",
+        "from minillm.toy import TABLE, add as add",
+        "import math as math",
+        "from typing import TYPE_CHECKING\n\nif TYPE_CHECKING:\n    import math as math",
+    ],
+)
+def test_a_name_that_is_passed_on_is_refused(root, passed_on):
+    cell = f'#| export third\n"""Third."""\n\n{passed_on}'
+    write_notebook(root / "notebooks" / "01_toy.ipynb", [*CELLS, ("code", cell)])
+    rule = r"cell 6: no import (add|math) as \1: names come from one place"
+    for command in (build.build, build.drift):
+        with pytest.raises(build.BuildError, match=rule):
+            command(root)
+    write_notebook(root / "notebooks" / "01_toy.ipynb", CELLS)
+    edit(root / "minillm" / "toy.py", "import math", "import math as math")
+    with pytest.raises(build.BuildError, match=r"cell 2: no import math as math"):
+        build.pull(root)
 
 
 def test_build_changes_nothing_when_nothing_changed(root):
@@ -484,6 +506,8 @@ WRONG = {  # what is wrong: (cells after the first, the cell that is named, the 
     "statement": (["class A(A):\n    if 1:\n        y = 2"], 2, "not `if 1:`"),
     "nested class": (["class A(A):\n    class B: pass"], 2, "not `class B:`"),
     "base": (["class A(A, object):\n    y = 1"], 2, "its head has no other base"),
+    "parameters": (["class A(A[int]):\n    y = 1"], 2, "its head has no other base"),
+    "mixture": (["class A(mixed(A)):\n    y = 1"], 2, "its head has no other base"),
     "base in front": (["class A(object, A):\n    y = 1"], 2, "its head has no other base"),
     "keyword": (["class A(A, metaclass=type):\n    y = 1"], 2, "no keyword"),
     "decorated": (["@print\nclass A(A):\n    y = 1"], 2, "no decorator"),
@@ -552,6 +576,7 @@ def test_a_class_reopened_wrongly_is_refused(root, name, capsys):
         ("@total_ordering\n" + FIRST, "@total_ordering would see the first cell of A only"),
         (FIRST.replace("A:", "A(NamedTuple):"), "NamedTuple would see"),
         (FIRST.replace("A:", "A(typing.Protocol):"), "typing.Protocol would see"),
+        (FIRST.replace("A:", "A(Protocol[T]):"), r"Protocol\[T\] would see"),
         (FIRST.replace("A:", "A(IntEnum):"), "IntEnum would see"),
         (FIRST.replace("A:", "A(metaclass=M):"), "metaclass=... would see"),
         (FIRST.replace("x = 1", "__slots__ = ()"), "__slots__ would see"),

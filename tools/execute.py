@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import io
 import os
 import sys
 import time
@@ -71,11 +72,26 @@ def clean(notebook: nbformat.NotebookNode) -> None:
                 output.text = "\n".join(line.rsplit("\r", 1)[-1] for line in lines)
 
 
+def read(path: Path) -> nbformat.NotebookNode:
+    """The notebook in a file. Raises: ValueError if there is none, such as after a merge."""
+    text = path.read_text(encoding="utf-8")
+    try:
+        notebook = nbformat.reads(text, as_version=4)
+        nbformat.validate(notebook)
+    except Exception as error:  # of many kinds: what is wrong is met while it is converted
+        reason = (str(error).splitlines() or [""])[0][:200]
+        raise ValueError(f"not a notebook: {type(error).__name__}: {reason}") from None
+    return notebook
+
+
 def execute(
     path: Path, target: Path, *, show: bool = False, timeout: int = 1800
 ) -> nbformat.NotebookNode:
-    """Run the notebook at `path` in the folder of `target` and write it there."""
-    notebook = nbformat.read(path, as_version=4)
+    """Run the notebook at `path` in the folder of `target` and write it there.
+
+    Raises: ValueError for a file that is no notebook; CellExecutionError if a cell fails.
+    """
+    notebook = read(path)
     for cell in notebook.cells:
         if cell.cell_type == "code":
             cell.outputs, cell.execution_count = [], None
@@ -116,6 +132,12 @@ def results(notebook: nbformat.NotebookNode) -> str:
     )
 
 
+def course(root: Path = ROOT) -> list[Path]:
+    """All notebooks: the course, then its other shelves, each in the order of their names."""
+    shelves = [root / "notebooks" / name for name in ("", "deeper", "beyond", "solutions")]
+    return [path for shelf in shelves for path in sorted(shelf.glob("*.ipynb"))]
+
+
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -130,17 +152,16 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     if sys.platform == "win32":
         asyncio.set_event_loop_policy(asyncio.WindowsSelectorEventLoopPolicy())
-    folder = ROOT / "notebooks"
-    paths = args.notebooks or sorted(folder.glob("*.ipynb")) + sorted(
-        folder.glob("solutions/*.ipynb")
-    )
-    for path in paths:
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a ? for what the terminal has no character for
+    for path in args.notebooks or course():
         target = (args.to or path.parent).resolve() / path.name
         target.parent.mkdir(parents=True, exist_ok=True)
         start = time.perf_counter()
         try:
             notebook = execute(path, target, show=args.show)
-        except CellExecutionError as error:
+        except (CellExecutionError, ValueError, OSError) as error:
             print(f"{path}: {error}", file=sys.stderr)
             return 1
         seconds = time.perf_counter() - start

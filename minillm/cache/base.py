@@ -14,21 +14,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["CACHE_KINDS", "CacheLayer", "DynamicLayer", "KVCache", "layer_class", "make_cache"]
+__all__ = ["CACHE_KINDS", "CacheLayer", "DynamicLayer", "KVCache", "make_cache"]
 
 
-def _refuse_misfit(
-    name: str, x: Tensor, shape: tuple[Any, ...], dtype: torch.dtype, device: torch.device
-) -> None:
-    """Raises: ValueError, with both sides, if `x` has another shape, dtype or device."""
-    if x.shape != shape:
-        raise ValueError(f"{name} {tuple(x.shape)} do not fit a cache of {shape}")
-    if x.dtype != dtype or x.device != device:
-        raise ValueError(f"{name} are {x.dtype} on {x.device}, the cache {dtype} on {device}")
+class CacheLayer:
+    """One layer's keys and values, without gradients; subclasses say where they lie."""
 
-
-class _Sized:
-    """The sizes of a layer's cache, and what it lets in: keys and values that fit them."""
+    length: int = 0  # how many positions have passed
+    fixed_shapes: bool = False  # whether a step of one token always sees tensors of the same shapes
+    _buffers: tuple[Tensor, ...] = ()
+    _shared: bool = False  # whether a fork may be reading the same buffers
 
     def __init__(
         self,
@@ -45,7 +40,12 @@ class _Sized:
         self.dims, self.max_length, self.dtype = (key_dim, value_dim), max_length, dtype
         self.device = torch.empty(0, device=device).device
 
-    def zeros(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
+    def allocate(self, num_slots: int) -> tuple[Tensor, ...]:
+        """Buffers with room for `num_slots` positions. Shape: -> (B, G, num_slots, dim) each."""
+        B, G = self.batch_size, self.num_kv_heads
+        return tuple(self._zeros(B, G, num_slots, dim) for dim in self.dims)
+
+    def _zeros(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
         """A buffer for this layer; what is never filled must not be NaN, since 0 x NaN is NaN."""
         with torch.inference_mode(False):  # a cache may outlive the inference mode it was made in
             return torch.zeros(shape, dtype=dtype or self.dtype, device=self.device)
@@ -55,18 +55,16 @@ class _Sized:
         T = keys.shape[2] if keys.ndim == 4 else "T"
         for name, x, dim in (("keys", keys, self.dims[0]), ("values", values, self.dims[1])):
             expected = (self.batch_size, self.num_kv_heads, T, dim)
-            _refuse_misfit(name, x, expected, self.dtype, self.device)
+            if x.shape != expected:
+                raise ValueError(f"{name} {tuple(x.shape)} do not fit a cache of {expected}")
+            if x.dtype != self.dtype or x.device != self.device:
+                found, wanted = f"{x.dtype} on {x.device}", f"{self.dtype} on {self.device}"
+                raise ValueError(f"{name} are {found}, the cache {wanted}")
         if keys.requires_grad or values.requires_grad:
             return keys.detach(), values.detach()
         return keys, values
 
-
-class _Timeline(_Sized):
-    """How many positions have passed, which ones come next, and the way back."""
-
-    length: int = 0
-
-    def reach(self, num_new: int) -> int:
+    def new_length(self, num_new: int) -> int:
         """The length after `num_new` more positions. Raises: ValueError if they do not fit."""
         if num_new < 1:
             raise ValueError(f"a step has at least one new position, not {num_new}")
@@ -79,14 +77,14 @@ class _Timeline(_Sized):
 
     def query_positions(self, num_new: int) -> Tensor:
         """The positions of the next `num_new` tokens. Shape: -> (T,) long."""
-        return torch.arange(self.length, self.reach(num_new), device=self.device)
+        return torch.arange(self.length, self.new_length(num_new), device=self.device)
 
     def key_positions(self, num_new: int) -> Tensor:
         """The position of each key that `update` of `num_new` tokens will return; -1 where none is.
 
         Shape: -> (S,) long.
         """
-        return torch.arange(self.reach(num_new), device=self.device)
+        return torch.arange(self.new_length(num_new), device=self.device)
 
     def check_crop(self, length: int) -> None:
         """Raises: ValueError if the cache cannot go back to its first `length` positions."""
@@ -102,22 +100,15 @@ class _Timeline(_Sized):
         """Forget everything; the memory stays for the next sequence."""
         self.length = 0
 
-
-class CacheLayer(_Timeline):
-    """One layer's keys and values, without gradients; subclasses say where they lie."""
-
-    _buffers: tuple[Tensor, ...] = ()
-    _shared: bool = False
-
     @property
-    def held(self) -> int:
+    def num_stored(self) -> int:
         """How many positions are stored."""
         return self.length
 
     @property
     def nbytes(self) -> int:
         """Bytes of the filled positions; what two forks share counts in both."""
-        return self.held * sum(b[:, :, :1].nbytes for b in self._buffers)
+        return self.num_stored * sum(b[:, :, :1].nbytes for b in self._buffers)
 
     def update(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Store the new tokens and return what there is to attend to, as `key_positions` told.
@@ -136,8 +127,8 @@ class CacheLayer(_Timeline):
     def reorder(self, rows: Tensor) -> None:
         """Row i becomes what row rows[i] was."""
         with torch.inference_mode(False):
-            self._buffers, self._shared = tuple(b[rows] for b in self._buffers), False
-        self.batch_size = len(rows)
+            self._buffers = tuple(b[rows.to(self.device)] for b in self._buffers)
+        self._shared, self.batch_size = False, len(rows)
 
     def copies(self) -> tuple[Tensor, ...]:
         """The buffers anew, for a writer that shares them."""
@@ -153,11 +144,11 @@ class DynamicLayer(CacheLayer):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._buffers = self._allocate(0)
+        self._buffers = self.allocate(0)
 
     def update(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         keys, values = self.admit(keys, values)
-        start, end = self.length, self.reach(keys.shape[2])
+        start, end = self.length, self.new_length(keys.shape[2])
         if self._shared or end > self._buffers[0].shape[2]:
             self._move(end)
         for buffer, new in zip(self._buffers, self._encode(keys, values), strict=True):
@@ -171,33 +162,21 @@ class DynamicLayer(CacheLayer):
         if end > capacity:
             capacity = max(2 * capacity, end + 64)
             capacity = min(capacity, self.max_length or capacity)
-        fresh = self._allocate(capacity)
+        fresh = self.allocate(capacity)
         for new, old in zip(fresh, self._buffers, strict=True):
             new[:, :, : self.length] = old[:, :, : self.length]
         self._buffers, self._shared = fresh, False
-
-    def _allocate(self, capacity: int) -> tuple[Tensor, ...]:
-        B, G = self.batch_size, self.num_kv_heads
-        return tuple(self.zeros(B, G, capacity, dim) for dim in self.dims)
 
     def _encode(self, keys: Tensor, values: Tensor) -> tuple[Tensor, ...]:
         return keys, values
 
     def _decode(self, *buffers: Tensor) -> tuple[Tensor, Tensor]:
-        return buffers
+        keys, values = buffers
+        return keys, values
 
 
-def _check_whole(lengths: list[int]) -> None:
-    """Raises: ValueError if some layers have taken tokens that others have not."""
-    if min(lengths) != max(lengths):
-        raise ValueError(
-            f"the layers hold {lengths} positions: a forward pass was cut off; "
-            f"call crop({lengths[-1]}) or reset()"
-        )
-
-
-class _Stack:
-    """Layers that take each forward pass together: one length, and one answer where keys are."""
+class KVCache:
+    """A cache layer for each layer of a model: `cache[i].update(keys, values)`."""
 
     def __init__(self, layers: Sequence[CacheLayer]) -> None:
         self.layers = list(layers)
@@ -237,12 +216,13 @@ class _Stack:
         Raises: ValueError if they do not fit, or if the last pass was cut off between two layers.
         """
         if not torch.compiler.is_compiling():
-            _check_whole([layer.length for layer in self.layers])
+            lengths = [layer.length for layer in self.layers]
+            if min(lengths) != max(lengths):
+                raise ValueError(
+                    f"the layers hold {lengths} positions: a forward pass was cut off; "
+                    f"call crop({lengths[-1]}) or reset()"
+                )
         return self.layers[0].key_positions(num_new)
-
-
-class KVCache(_Stack):
-    """A cache layer for each layer of a model: `cache[i].update(keys, values)`."""
 
     def crop(self, length: int) -> None:
         """Go back to the first `length` positions, as if the later ones had never been.
@@ -266,35 +246,28 @@ class KVCache(_Stack):
     def reorder(self, rows: Tensor | Sequence[int]) -> None:
         """Row i becomes what row rows[i] was: to follow the best beams, to copy a row, to drop one.
 
-        Raises: ValueError if there is no such row.
+        Raises: ValueError if there is no such row (`rows` that lie on a GPU are not looked at).
         """
         rows = torch.as_tensor(rows, dtype=torch.long)
-        if rows.ndim != 1 or len(rows) == 0 or rows.min() < 0 or rows.max() >= self.batch_size:
+        # Rows on a GPU are not looked at: the answer would come after all its other work.
+        looked_at = rows.device.type == "cpu"
+        if (
+            rows.ndim != 1
+            or len(rows) == 0
+            or (looked_at and (rows.min() < 0 or rows.max() >= self.batch_size))
+        ):
             raise ValueError(f"rows {rows.tolist()} of a cache with {self.batch_size} rows")
         for layer in self.layers:
-            layer.reorder(rows.to(layer.device))
+            layer.reorder(rows)
 
 
-CACHE_KINDS = {  # where each kind stands; it is imported when it is asked for
-    "dynamic": "base.DynamicLayer",
-    "static": "static.StaticLayer",
-    "sliding": "sliding.SlidingLayer",
-    "paged": "paged.PagedLayer",
-    "quantized": "quantized.QuantizedLayer",
+CACHE_KINDS = {  # where the class of each kind stands; it is imported when it is asked for
+    "dynamic": "minillm.cache.base.DynamicLayer",
+    "static": "minillm.cache.static.StaticLayer",
+    "sliding": "minillm.cache.sliding.SlidingLayer",
+    "paged": "minillm.cache.paged.PagedLayer",
+    "quantized": "minillm.cache.quantized.QuantizedLayer",
 }
-
-
-def layer_class(kind: str) -> type[CacheLayer]:
-    """The class of cache layers of one kind."""
-    module, name = CACHE_KINDS[kind].split(".")
-    return getattr(importlib.import_module(f"minillm.cache.{module}"), name)
-
-
-def _refuse_below_one(**sizes: int | None) -> None:
-    """Raises: ValueError that names a size below 1; None is no size."""
-    for name, size in sizes.items():
-        if size is not None and size < 1:
-            raise ValueError(f"{name}={size} is below 1")
 
 
 def make_cache(
@@ -322,10 +295,12 @@ def make_cache(
     """
     if kind not in CACHE_KINDS:
         raise ValueError(f"no cache kind {kind!r}; there are {', '.join(CACHE_KINDS)}")
-    shape = {"batch_size": batch_size, "num_kv_heads": num_kv_heads}
-    shape |= {"key_dim": key_dim, "value_dim": value_dim}
-    _refuse_below_one(num_layers=num_layers, **shape, block_size=block_size)
-    _refuse_below_one(max_length=max_length, window=window)
+    sizes = {"batch_size": batch_size, "num_kv_heads": num_kv_heads}
+    sizes |= {"key_dim": key_dim, "value_dim": value_dim}
+    counts = {"num_layers": num_layers, **sizes, "block_size": block_size}
+    for name, size in (counts | {"max_length": max_length, "window": window}).items():
+        if size is not None and size < 1:
+            raise ValueError(f"{name}={size} is below 1")
     options: dict[str, Any] = {"max_length": max_length, "dtype": dtype, "device": device}
     if kind == "sliding":
         if window is None:
@@ -333,4 +308,6 @@ def make_cache(
         options["window"] = window
     if kind == "paged":
         options["block_size"] = block_size
-    return KVCache([layer_class(kind)(**shape, **options) for _ in range(num_layers)])
+    module, _, name = CACHE_KINDS[kind].rpartition(".")
+    layer_class = getattr(importlib.import_module(module), name)
+    return KVCache([layer_class(**sizes, **options) for _ in range(num_layers)])

@@ -29,10 +29,10 @@ class QuantizedLayer(DynamicLayer):
     New tokens are read rounded, too, so that it makes no difference in how many chunks they came.
     """
 
-    def _allocate(self, capacity: int) -> tuple[Tensor, ...]:
-        shape = (self.batch_size, self.num_kv_heads, capacity)
-        numbers = tuple(self.zeros(*shape, dim, dtype=torch.int8) for dim in self.dims)
-        return numbers + tuple(self.zeros(*shape, 1, dtype=torch.float32) for _ in self.dims)
+    def allocate(self, num_slots: int) -> tuple[Tensor, ...]:
+        shape = (self.batch_size, self.num_kv_heads, num_slots)
+        numbers = tuple(self._zeros(*shape, dim, dtype=torch.int8) for dim in self.dims)
+        return numbers + tuple(self._zeros(*shape, 1, dtype=torch.float32) for _ in self.dims)
 
     def _encode(self, keys: Tensor, values: Tensor) -> tuple[Tensor, ...]:
         (k, k_scale), (v, v_scale) = quantize_int8(keys), quantize_int8(values)

@@ -12,23 +12,22 @@ from minillm.cache.base import CacheLayer
 __all__ = ["SlidingLayer"]
 
 
-class _Ring(CacheLayer):
-    """Which positions a ring of `window` slots holds, and in which order it hands them out."""
+class SlidingLayer(CacheLayer):
+    """A ring of `window` slots: position p lies in slot p % window until p + window does."""
 
-    _first: int = 0  # the oldest position held
+    _first: int = 0  # the oldest position stored
 
     def __init__(self, *args: Any, window: int, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.window = window
-        shape = (self.batch_size, self.num_kv_heads, window)
-        self._buffers = tuple(self.zeros(*shape, dim) for dim in self.dims)
+        self._buffers = self.allocate(window)
 
     @property
-    def held(self) -> int:
+    def num_stored(self) -> int:
         return self.length - self._first
 
     def key_positions(self, num_new: int) -> Tensor:
-        end = self.reach(num_new)
+        end = self.new_length(num_new)
         if num_new > 1:  # the past in order, then the new
             return torch.arange(self._first, end, device=self.device)
         slots = torch.arange(min(end, self.window), device=self.device)  # the ring as it lies
@@ -45,13 +44,9 @@ class _Ring(CacheLayer):
     def reset(self) -> None:
         self.length = self._first = 0
 
-
-class SlidingLayer(_Ring):
-    """A ring of `window` slots: position p lies in slot p % window until p + window does."""
-
     def update(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         keys, values = self.admit(keys, values)
-        start, end = self.length, self.reach(keys.shape[2])
+        start, end = self.length, self.new_length(keys.shape[2])
         if self._shared:
             self._buffers, self._shared = self.copies(), False
         several = end - start > 1

@@ -13,23 +13,40 @@ from minillm.cache.base import CacheLayer
 __all__ = ["StaticLayer"]
 
 
-class _Slots(CacheLayer):
-    """Position, keys and values as tensors that never move; `length` is for the world outside."""
+class _Store(nn.Module):
+    """Position, keys and values as buffers of a module: CUDA graphs use those where they lie."""
+
+    position: Tensor
+    keys: Tensor
+    values: Tensor
+
+    def __init__(self, position: Tensor, keys: Tensor, values: Tensor) -> None:
+        super().__init__()
+        self.register_buffer("position", position)
+        self.register_buffer("keys", keys)
+        self.register_buffer("values", values)
+
+
+class StaticLayer(CacheLayer):
+    """Buffers of `max_length` slots; a step of one token gets them whole: no shape ever changes.
+
+    Several tokens at once (a prompt) get the filled slots only, unless a compiler is at work.
+    The position is a tensor, shared by the layers of a cache and moved on by the last, so that a
+    compiled step neither waits for its value nor is compiled anew for it; `length` is for the world
+    outside. A compiled step cannot check for overflow: ask `new_length` before it.
+    """
+
+    fixed_shapes = True
+    max_length: int
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         if self.max_length is None:
             raise ValueError("a static cache needs max_length")
-        shape = (self.batch_size, self.num_kv_heads, self.max_length)
-        self._place(self.zeros(1, dtype=torch.long), *(self.zeros(*shape, d) for d in self.dims))
+        keys, values = self.allocate(self.max_length)
+        self._store = _Store(self._zeros(1, dtype=torch.long), keys, values)
         self._length: int | None = 0
-        self._last: CacheLayer | None = None  # who moves the position on, if not this layer
-
-    def _place(self, position: Tensor, keys: Tensor, values: Tensor) -> None:
-        self._store = nn.Module()  # CUDA graphs use a module's buffers where they lie
-        for name, tensor in (("position", position), ("keys", keys), ("values", values)):
-            self._store.register_buffer(name, tensor)
-        self._shared = False
+        self._last: StaticLayer | None = None  # who moves the position on, if not this layer
 
     @property
     def length(self) -> int:
@@ -47,29 +64,21 @@ class _Slots(CacheLayer):
     def _buffers(self) -> tuple[Tensor, ...]:
         return self._store.keys, self._store.values
 
-    def reorder(self, rows: Tensor) -> None:
-        with torch.inference_mode(False):
-            self._place(self._store.position, *(b[rows] for b in self._buffers))
-        self.batch_size = len(rows)
+    @_buffers.setter
+    def _buffers(self, buffers: tuple[Tensor, ...]) -> None:
+        keys, values = buffers
+        self._store = _Store(self._store.position, keys, values)
 
     def join(self, last: CacheLayer) -> None:
-        self._store.position, self._last = last._store.position, None if self is last else last
-
-
-class StaticLayer(_Slots):
-    """Buffers of `max_length` slots; a step of one token gets them whole: no shape ever changes.
-
-    Several tokens at once (a prompt) get the filled slots only, unless a compiler is at work.
-    The position is a tensor, shared by the layers of a cache and moved on by the last, so that a
-    compiled step neither waits for its value nor is compiled anew for it; `length` is for the world
-    outside. A compiled step cannot check for overflow: ask `reach` before it.
-    """
+        self._last = None
+        if isinstance(last, StaticLayer) and last is not self:
+            self._store.position, self._last = last._store.position, last
 
     def query_positions(self, num_new: int) -> Tensor:
         return self._store.position + torch.arange(num_new, device=self.device)
 
     def key_positions(self, num_new: int) -> Tensor:
-        end = self.max_length if torch.compiler.is_compiling() else self.reach(num_new)
+        end = self.max_length if torch.compiler.is_compiling() else self.new_length(num_new)
         slots = torch.arange(self.max_length if num_new == 1 else end, device=self.device)
         return torch.where(slots < self._store.position + num_new, slots, -1)
 
@@ -79,19 +88,23 @@ class StaticLayer(_Slots):
         if torch.compiler.is_compiling():
             slots, self._length, end = self.query_positions(T), None, self.max_length
         else:
-            start, end = self.length, self.reach(T)
+            start, end = self.length, self.new_length(T)
             slots, self._length = torch.arange(start, end, device=self.device), end
         if self._shared:
-            self._place(self._store.position, *self.copies())
-        for buffer, new in zip(self._buffers, (keys, values), strict=True):
-            buffer.index_copy_(2, slots, new)
+            self._buffers, self._shared = self.copies(), False
+        store = self._store
+        store.keys.index_copy_(2, slots, keys)
+        store.values.index_copy_(2, slots, values)
         if self._last is None:
-            self._store.position.add_(T)
-        return self._buffers if T == 1 else tuple(b[:, :, :end] for b in self._buffers)
+            store.position.add_(T)
+        if T == 1:
+            return store.keys, store.values
+        return store.keys[:, :, :end], store.values[:, :, :end]
 
     def fork(self) -> "StaticLayer":
         twin = copy.copy(self)
         with torch.inference_mode(False):
-            twin._place(self._store.position.clone(), *self._buffers)
+            position = self._store.position.clone()
+        twin._store = _Store(position, self._store.keys, self._store.values)
         self._shared = twin._shared = True
         return twin

@@ -14,6 +14,7 @@ from typing import Any, Literal
 __all__ = ["MODULES", "Result", "check", "exercise", "grade", "names", "task"]
 
 MODULES = {
+    "00": "basics",
     "01": "ngram",
     "02": "tokenizer",
     "03": "attention",
@@ -27,7 +28,7 @@ MODULES = {
 }
 
 Grader = Callable[[Any], "str | None"]
-_registry: dict[str, tuple[str, Grader]] = {}
+_registry: dict[str, tuple[str, str, Grader]] = {}
 
 
 @dataclass(frozen=True)
@@ -46,13 +47,16 @@ class Unsolved(Exception):  # noqa: N818 (it is no error)
     """Raised by a grader that met a stub: the answer returned None or `...`."""
 
 
-def exercise(name: str, task: str) -> Callable[[Grader], Grader]:
-    """Register a grader under `name` ("02.3"); `task` is what an unsolved stub is told."""
+def exercise(name: str, task: str, learnt: str = "") -> Callable[[Grader], Grader]:
+    """Register a grader under `name` ("02.3").
+
+    `task` is what an unsolved stub is told, `learnt` what a right answer shows.
+    """
 
     def register(grader: Grader) -> Grader:
-        if name in _registry and _registry[name][1].__qualname__ != grader.__qualname__:
+        if name in _registry and _registry[name][2].__qualname__ != grader.__qualname__:
             raise ValueError(f"exercise {name} has two graders")
-        _registry[name] = (task, grader)
+        _registry[name] = (task, learnt or task, grader)
         return grader
 
     return register
@@ -74,7 +78,7 @@ def grade(name: str, answer: Any) -> Result:
 
     Raises: ValueError if there is no such exercise.
     """
-    asked, grader = _find(name)
+    asked, learnt, grader = _find(name)
     if answer is None or answer is ...:
         return Result(name, "unsolved", asked)
     try:
@@ -83,7 +87,7 @@ def grade(name: str, answer: Any) -> Result:
         return Result(name, "unsolved", asked)
     except Exception as error:
         return Result(name, "wrong", f"your answer raised {type(error).__name__}: {error}")
-    return Result(name, "wrong", finding) if finding else Result(name, "correct", asked)
+    return Result(name, "wrong", finding) if finding else Result(name, "correct", learnt)
 
 
 def check(name: str, answer: Any) -> None:
@@ -107,7 +111,7 @@ class _Watched:
         return getattr(self.function, name)
 
 
-def _find(name: str) -> tuple[str, Grader]:
+def _find(name: str) -> tuple[str, str, Grader]:
     _load(name.partition(".")[0])
     if name not in _registry:
         known = ", ".join(names(name.partition(".")[0]))

@@ -36,17 +36,17 @@ def _wrong_form(answer: Any, shape: tuple[int, ...], name: str, dtype: torch.dty
 )
 def _warm_softmax(answer: Callable[[Tensor, float], Tensor]) -> str | None:
     x = torch.randn(3, 5, generator=torch.Generator().manual_seed(1))
-    shares = answer(x, 2.5)
-    if finding := _wrong_form(shares, (3, 5), "the result for a (3, 5) tensor", torch.float32):
+    probs = answer(x, 2.5)
+    if finding := _wrong_form(probs, (3, 5), "the result for a (3, 5) tensor", torch.float32):
         return finding
-    if not _close(shares.sum(-1), torch.ones(3)):
-        sums = [round(s, 2) for s in shares.sum(-1).tolist()]
+    if not _close(probs.sum(-1), torch.ones(3)):
+        sums = [round(s, 2) for s in probs.sum(-1).tolist()]
         return f"the rows should sum to 1 along the last dimension, but sum to {sums}"
-    if _close(shares, torch.softmax(x * 2.5, -1)):
+    if _close(probs, torch.softmax(x * 2.5, -1)):
         return "you multiply by the temperature: a higher temperature should make shares more even"
-    if _close(shares, torch.softmax(x, -1)):
+    if _close(probs, torch.softmax(x, -1)):
         return "the temperature has no effect"
-    if not _close(shares, torch.softmax(x / 2.5, -1)):
+    if not _close(probs, torch.softmax(x / 2.5, -1)):
         return "the shares at temperature 2.5 are not the softmax of x / 2.5"
     high = torch.tensor([[1000.0, 999.0, 0.0], [-2000.0, -2001.0, -2000.0]])
     if not _close(answer(high, 0.5), torch.softmax(high / 0.5, -1)):

@@ -33,7 +33,9 @@ def key_head_of(answer: Callable[[int, int, int], int]) -> str | None:
     return None
 
 
-_GQA = dict(hidden_size=4096, num_attention_heads=32, num_key_value_heads=8, num_hidden_layers=32)
+_GQA: dict[str, Any] = dict(
+    hidden_size=4096, num_attention_heads=32, num_key_value_heads=8, num_hidden_layers=32
+)
 _MHA = dict(hidden_size=768, num_attention_heads=12, num_hidden_layers=12)
 _WIDE = _GQA | dict(hidden_size=5120, num_attention_heads=64, head_dim=128, num_hidden_layers=64)
 _NULL = _GQA | dict(head_dim=None)

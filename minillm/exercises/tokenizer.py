@@ -147,14 +147,14 @@ def _encode_word(answer: Callable[[bytes, dict[bytes, int]], list[bytes]]) -> st
         if got == want:
             continue
         if b"".join(part if isinstance(part, bytes) else b"" for part in got) != word:
-            return f"the tokens of {word} should join to it again, not {got}"
+            return f"the tokens of {word!r} should join to it again, not {got}"
         if got == [word[i : i + 1] for i in range(len(word))]:
-            return f"nothing was joined in {word}: the answer is {want}"
+            return f"nothing was joined in {word!r}: the answer is {want}"
         if got == _longest_first(word, ranks):
-            return f"for {word} you take the longest token that fits: join the lowest rank first"
+            return f"for {word!r} you take the longest token that fits: join the lowest rank first"
         if got == _leftmost_first(word, ranks):
-            return f"for {word} you join the first pair that is known: the lowest rank comes first"
-        return f"{word} should become {want}, not {got}"
+            return f"for {word!r} you join the first pair that is known: take the lowest rank"
+        return f"{word!r} should become {want}, not {got}"
     return None
 
 
@@ -206,14 +206,14 @@ def _fewest_tokens(answer: Callable[[bytes, set[bytes]], list[bytes]]) -> str | 
     for word in words:
         want, got = _fewest(word, ranks), list(answer(word, set(ranks)))
         if b"".join(got) != word:
-            return f"the tokens of {word} should join to it again, not {got}"
+            return f"the tokens of {word!r} should join to it again, not {got}"
         if not set(got) <= set(ranks):
-            return f"{sorted(set(got) - set(ranks))[0]} in your answer for {word} is no token"
+            return f"{sorted(set(got) - set(ranks))[0]!r} in your answer for {word!r} is no token"
         if len(got) == want or got == _longest_first(word, ranks) == _merged(word, ranks):
             continue  # if it is one of the two usual mistakes, the last word will tell which
         if got == _longest_first(word, ranks):
-            return f"{word} takes {want} tokens: the longest first ({got}) may cost more later"
+            return f"{word!r} takes {want} tokens: the longest first ({got}) may cost more later"
         if got == _merged(word, ranks):
-            return f"{word} takes {want} tokens: {got} is what merging by rank finds"
-        return f"{word} takes {want} tokens, your list {got} has {len(got)}"
+            return f"{word!r} takes {want} tokens: {got} is what merging by rank finds"
+        return f"{word!r} takes {want} tokens, your list {got} has {len(got)}"
     return None

@@ -7,7 +7,7 @@ The logits processors are pure functions (B, V) -> (B, V) in which a forbidden t
 # Built from notebooks/08_sampling.ipynb: edit there, then make build.
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from numbers import Integral
 
@@ -16,17 +16,19 @@ from torch import Tensor
 
 __all__ = [
     "GREEDY",
-    "Filters",
     "Sampler",
     "draw",
     "draw_exponential",
     "draw_gumbel",
+    "end_ids",
+    "enforce_min_new_tokens",
     "frequency_penalty",
     "min_p",
     "presence_penalty",
     "repetition_penalty",
     "speculative_step",
     "temperature",
+    "to_float64",
     "top_k",
     "top_p",
 ]
@@ -60,9 +62,19 @@ def _scatter(values: Tensor, ids: Tensor, like: Tensor) -> Tensor:
     return torch.full_like(like, -math.inf).scatter(-1, ids, values)
 
 
+def _sorted_top_p(logits: Tensor, p: float) -> Tensor:
+    """Top-p by its definition: sort, and keep a token if those before it have not reached p."""
+    best, ids = logits.float().sort(descending=True, dim=-1)
+    shares = best.softmax(-1)
+    before = shares.cumsum(-1) - shares
+    keep = torch.zeros_like(logits, dtype=torch.bool).scatter(-1, ids, before < p)
+    return logits.masked_fill(~keep, -math.inf)
+
+
 def _finite_maximum(logits: Tensor) -> Tensor:
     """The maximum of each row (B, 1); one NaN in a row makes it NaN, and that is an error."""
     top = logits.amax(-1, keepdim=True)
+    # The one question that a `Sampler` asks a GPU at each step: it waits for the answer.
     if bool((top - top).any()):  # 0 for every finite number, NaN for all else
         raise ValueError("logits hold NaN or +inf, or a row has nothing but -inf")
     return top
@@ -76,17 +88,19 @@ def _bucket(x: Tensor) -> Tensor:
 def top_p(logits: Tensor, p: float) -> Tensor:
     """Keep the smallest set of most probable tokens whose mass reaches p (nucleus sampling).
 
-    The token that crosses p is kept. Instead of sorting the vocabulary, tokens are counted into
-    16,384 buckets by logit; only the bucket in which p is crossed is sorted.
+    The token that crosses p is kept. On a CPU the vocabulary is not sorted: tokens are counted into
+    16,384 buckets by logit, and only the bucket in which p is crossed is sorted.
 
     Shape: (B, V) -> (B, V).
-    Raises: ValueError unless 0 < p <= 1, and for a row without a finite maximum.
+    Raises: ValueError unless 0 < p <= 1, and, on a CPU, for a row without a finite maximum.
     Source: Holtzman et al. 2020, section 3.1.
     """
     if not 0 < p <= 1:
         raise ValueError(f"top_p must be in (0, 1], got {p}")
     if p == 1:
         return logits
+    if logits.device.type != "cpu":  # sorting is quick there, asking for the bucket's size is not
+        return _sorted_top_p(logits, p)
     x = logits.float()
     bucket = _bucket(x)
     probabilities = x.softmax(-1)
@@ -120,13 +134,14 @@ def min_p(logits: Tensor, p: float) -> Tensor:
 def _counts(logits: Tensor, previous_ids: Tensor) -> Tensor:
     """How often each token occurs in `previous_ids` (B, T); negative ids count nothing.
 
-    Raises: ValueError if the shapes do not fit, or for an id outside the vocabulary.
+    Raises: ValueError if the shapes do not fit, or, on a CPU, for an id outside the vocabulary.
     """
     if previous_ids.ndim != 2 or previous_ids.shape[0] != logits.shape[0]:
         have, want = tuple(previous_ids.shape), tuple(logits.shape)
         raise ValueError(f"previous_ids {have} must be (B, T) for logits {want}")
-    if previous_ids.numel() and (largest := int(previous_ids.amax())) >= logits.shape[-1]:
-        raise ValueError(f"previous_ids hold {largest}, the vocabulary {logits.shape[-1]} tokens")
+    V, on_cpu = logits.shape[-1], previous_ids.device.type == "cpu"  # asking a GPU means waiting
+    if on_cpu and previous_ids.numel() and (largest := int(previous_ids.amax())) >= V:
+        raise ValueError(f"previous_ids hold {largest}, the vocabulary {V} tokens")
     real = previous_ids >= 0
     counts = torch.zeros_like(logits, dtype=torch.float32)
     return counts.scatter_add_(-1, previous_ids.clamp(min=0), real.float())
@@ -160,7 +175,7 @@ def draw(probabilities: Tensor, uniform: Tensor) -> Tensor:
 
     Shape: probabilities (B, V), uniform (B,) in [0, 1) -> ids (B,).
     """
-    cumulative = _double(probabilities).cumsum(-1)
+    cumulative = to_float64(probabilities).cumsum(-1)
     target = uniform.to(cumulative.device, torch.float64)[:, None] * cumulative[:, -1:]
     ids = torch.searchsorted(cumulative, target, right=True)[:, 0].to(probabilities.device)
     # Rounding must not carry us beyond the last possible token.
@@ -168,9 +183,12 @@ def draw(probabilities: Tensor, uniform: Tensor) -> Tensor:
     return torch.minimum(ids, last)
 
 
-def _double(x: Tensor) -> Tensor:
-    """In float64, which Apple's GPUs do not have: from there, on the CPU."""
-    return (x.cpu() if x.device.type == "mps" else x).double()
+_WITHOUT_FLOAT64 = {"mps"}  # Apple's GPUs
+
+
+def to_float64(x: Tensor) -> Tensor:
+    """In float64; what lies on a device that lacks it comes to the CPU (and must be waited for)."""
+    return (x.cpu() if x.device.type in _WITHOUT_FLOAT64 else x).double()
 
 
 def draw_exponential(probabilities: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
@@ -185,22 +203,20 @@ def draw_gumbel(logits: Tensor, *, generator: torch.Generator | None = None) -> 
     return (logits - clocks.clamp(min=torch.finfo(clocks.dtype).tiny).log()).argmax(-1)
 
 
-def _penalise(
-    x: Tensor, previous_ids: Tensor, repetition: float, presence: float, frequency: float
-) -> Tensor:
-    """The three penalties, in this order; one that would change nothing is left out."""
-    if repetition != 1:
-        x = repetition_penalty(x, previous_ids, repetition)
-    if presence:
-        x = presence_penalty(x, previous_ids, presence)
-    if frequency:
-        x = frequency_penalty(x, previous_ids, frequency)
-    return x
-
-
 @dataclass
-class Filters:
-    """Penalties, temperature, top-k, top-p, min-p, in this order; temperature 0 keeps the best."""
+class Sampler:
+    """Chooses one token a row from logits: penalties, temperature, top-k, top-p, min-p, draw.
+
+    `temperature=0` is greedy. With `seed` an int, row b has its own stream seeded with `seed + b`;
+    with a sequence, row b's seed is `seed[b]`; with None, torch's default generator is used. Called
+    with logits (B, V) and optionally previous_ids (B, T), all counted by the penalties, it returns
+    ids (B,). When rows have left the batch, `rows` says which of them the logits belong to, so that
+    each goes on drawing from its own stream.
+
+    Raises: ValueError for parameters out of range, an empty batch, `rows` that are not B different
+        numbers, and NaN, +inf or a row of -inf only, be it in the logits or after penalties and
+        temperature (which may overflow).
+    """
 
     temperature: float = 1.0
     top_k: int | None = None
@@ -209,36 +225,91 @@ class Filters:
     repetition_penalty: float = 1.0
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
+    seed: int | Sequence[int] | None = None
 
     def __post_init__(self) -> None:
         if not self.temperature >= 0:
             raise ValueError(f"temperature must be >= 0, got {self.temperature}")
         if not self.repetition_penalty > 0:
             raise ValueError(f"repetition_penalty must be > 0, got {self.repetition_penalty}")
-        probe = torch.zeros(1, 2)
-        for value, cut in ((self.top_k, top_k), (self.top_p, top_p), (self.min_p, min_p)):
-            if value is not None:
-                cut(probe, value)
+        probe = torch.zeros(1, 2)  # each processor knows its own range
+        if self.top_k is not None:
+            top_k(probe, self.top_k)
+        if self.top_p is not None:
+            top_p(probe, self.top_p)
+        if self.min_p is not None:
+            min_p(probe, self.min_p)
+        self.reset()
+
+    def reset(self) -> None:
+        """Start every row's stream anew."""
+        self._streams: dict[int, torch.Generator] = {}
+
+    def stream(self, row: int) -> torch.Generator | None:
+        """What row `row` draws with; without a seed None, torch's own."""
+        if self.seed is None:
+            return None
+        if row not in self._streams:
+            if isinstance(self.seed, int | Integral):
+                seed = int(self.seed) + row
+            elif row < len(self.seed):
+                seed = int(self.seed[row])
+            else:
+                raise ValueError(f"{row + 1} rows but only {len(self.seed)} seeds")
+            self._streams[row] = torch.Generator().manual_seed(seed)
+        return self._streams[row]
+
+    def uniform(self, rows: Sequence[int]) -> Tensor:
+        """One number in [0, 1) from the stream of each of these rows. Shape: -> (len(rows),)."""
+        if self.seed is None:
+            return torch.rand(len(rows), dtype=torch.float64)
+        streams = [self.stream(row) for row in rows]
+        return torch.cat([torch.rand(1, generator=g, dtype=torch.float64) for g in streams])
 
     def process(self, logits: Tensor, previous_ids: Tensor | None = None) -> Tensor:
-        """Filtered logits in float32, -inf where a token is out. Shape: (B, V) -> (B, V)."""
-        x = self.penalise(logits, previous_ids)
-        return top_k(x, 1) if self.temperature == 0 else self._cut(x)
+        """Processed logits in float32, -inf where a token is out. Shape: (B, V) -> (B, V)."""
+        x = self._penalize(logits, previous_ids)
+        return top_k(x, 1) if self.temperature == 0 else self._truncate(x)
 
-    def penalise(self, logits: Tensor, previous_ids: Tensor | None = None) -> Tensor:
+    def probabilities(self, logits: Tensor, previous_ids: Tensor | None = None) -> Tensor:
+        """The distribution drawn from. Shape: (B, V) -> (B, V), rows sum to 1."""
+        return self.process(logits, previous_ids).softmax(-1)
+
+    def __call__(
+        self,
+        logits: Tensor,
+        previous_ids: Tensor | None = None,
+        *,
+        rows: Sequence[int] | None = None,
+    ) -> Tensor:
+        """Shape: logits (B, V), previous_ids (B, T), B numbers in `rows` -> ids (B,)."""
+        x = self._penalize(logits, previous_ids)
+        if rows is not None and (not len(rows) == len(set(rows)) == len(x) or min(rows) < 0):
+            raise ValueError(f"rows {list(rows)} are not {len(x)} different numbers, 0 and up")
+        if self.temperature == 0:  # what top-k would leave is the best token in any case
+            return x.argmax(-1)
+        return draw(
+            self._truncate(x).softmax(-1), self.uniform(range(len(x)) if rows is None else rows)
+        )
+
+    def _penalize(self, logits: Tensor, previous_ids: Tensor | None) -> Tensor:
         """After penalties and temperature, in float32, checked. Shape: (B, V) -> (B, V)."""
         if logits.ndim != 2 or not logits.numel():
             raise ValueError(f"logits must be (B, V), not empty, got {tuple(logits.shape)}")
         x = logits.float()
-        if previous_ids is not None:
-            penalties = self.repetition_penalty, self.presence_penalty, self.frequency_penalty
-            x = _penalise(x, previous_ids, *penalties)
+        if previous_ids is not None:  # a penalty that would change nothing is left out
+            if self.repetition_penalty != 1:
+                x = repetition_penalty(x, previous_ids, self.repetition_penalty)
+            if self.presence_penalty:
+                x = presence_penalty(x, previous_ids, self.presence_penalty)
+            if self.frequency_penalty:
+                x = frequency_penalty(x, previous_ids, self.frequency_penalty)
         if self.temperature != 0:
             x = temperature(x, self.temperature)
         _finite_maximum(x)  # here it sees what was wrong from the start and what has overflowed
         return x
 
-    def _cut(self, x: Tensor) -> Tensor:
+    def _truncate(self, x: Tensor) -> Tensor:
         """Top-k, top-p and min-p; after top-k the others need to look at its k survivors only."""
         values, ids = x, None
         if self.top_k is not None and self.top_k < x.shape[-1]:
@@ -249,61 +320,28 @@ class Filters:
             values = min_p(values, self.min_p)
         return values if ids is None else _scatter(values, ids, x)
 
-    def probabilities(self, logits: Tensor, previous_ids: Tensor | None = None) -> Tensor:
-        """The distribution drawn from. Shape: (B, V) -> (B, V), rows sum to 1."""
-        return self.process(logits, previous_ids).softmax(-1)
-
-
-@dataclass
-class Sampler(Filters):
-    """Chooses one token a row from logits: penalties, temperature, top-k, top-p, min-p, draw.
-
-    `temperature=0` is greedy. With `seed` an int, row b has its own stream seeded with `seed + b`;
-    with a sequence, row b's seed is `seed[b]`; with None, torch's default generator is used. A row
-    that moves up in a shrinking batch takes over the stream of its new place. Called with logits
-    (B, V) and optionally previous_ids (B, T), all counted by the penalties, it returns ids (B,).
-
-    Raises: ValueError for parameters out of range, an empty batch, and NaN, +inf or a row of -inf
-        only, be it in the logits or after penalties and temperature (which may overflow).
-    """
-
-    seed: int | Sequence[int] | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.reset()
-
-    def reset(self) -> None:
-        """Start every row's stream anew."""
-        self._streams: list[torch.Generator] = []
-
-    def stream(self, row: int) -> torch.Generator | None:
-        """What row `row` draws with; without a seed None, torch's own."""
-        while self.seed is not None and len(self._streams) <= row:
-            b, one = len(self._streams), isinstance(self.seed, Integral)
-            if not one and b >= len(self.seed):
-                raise ValueError(f"{row + 1} rows but only {len(self.seed)} seeds")
-            seed = self.seed + b if one else self.seed[b]
-            self._streams.append(torch.Generator().manual_seed(int(seed)))
-        return None if self.seed is None else self._streams[row]
-
-    def uniform(self, rows: int) -> Tensor:
-        """One number in [0, 1) from each row's own stream. Shape: -> (rows,)."""
-        if self.seed is None:
-            return torch.rand(rows, dtype=torch.float64)
-        self.stream(rows - 1)  # which makes all before it
-        streams = self._streams[:rows]
-        return torch.cat([torch.rand(1, generator=g, dtype=torch.float64) for g in streams])
-
-    def __call__(self, logits: Tensor, previous_ids: Tensor | None = None) -> Tensor:
-        """Shape: logits (B, V), previous_ids (B, T) -> ids (B,)."""
-        if self.temperature == 0:  # what top-k would leave is the best token in any case
-            return self.penalise(logits, previous_ids).argmax(-1)
-        processed = self.process(logits, previous_ids)
-        return draw(processed.softmax(-1), self.uniform(logits.shape[0]))
-
 
 GREEDY = Sampler(temperature=0.0)
+
+
+def end_ids(eos_token_id: int | Iterable[int] | None) -> tuple[int, ...]:
+    """The tokens that end a text; a config or a caller names none, one or several."""
+    if eos_token_id is None:
+        return ()
+    return (eos_token_id,) if isinstance(eos_token_id, int | Integral) else tuple(eos_token_id)
+
+
+def enforce_min_new_tokens(
+    logits: Tensor, ends: Collection[int], num_new: int, minimum: int
+) -> Tensor:
+    """Forbid the end tokens `ends` while `num_new`, the number of new tokens, is below `minimum`.
+
+    Shape: (B, V) -> (B, V).
+    """
+    if num_new >= minimum or not ends:
+        return logits
+    forbidden = torch.tensor(sorted(ends), device=logits.device)
+    return logits.index_fill(-1, forbidden, -math.inf)
 
 
 def speculative_step(
@@ -324,7 +362,7 @@ def speculative_step(
     if K == 0 or target_probs.shape != (B, K + 1, V) or draft_ids.shape != (B, K):
         shapes = [tuple(x.shape) for x in (draft_probs, target_probs, draft_ids)]
         raise ValueError(f"draft_probs, target_probs, draft_ids do not fit: {shapes}")
-    draft, target = _double(draft_probs), _double(target_probs)
+    draft, target = to_float64(draft_probs), to_float64(target_probs)
     ids = draft_ids.to(target.device)[..., None]
     p, q = target[:, :K].gather(-1, ids)[..., 0], draft.gather(-1, ids)[..., 0]  # (B, K)
     chance = torch.rand(B, K, generator=generator, dtype=torch.float64).to(p.device)

@@ -1,6 +1,6 @@
 """Searching for the best sequence: beam search, and exhaustive search to check it by.
 
-Explained in notebooks/08_sampling.ipynb; `minillm.sampling` passes these names on.
+Explained in notebooks/08_sampling.ipynb.
 """
 
 # Built from notebooks/08_sampling.ipynb: edit there, then make build.
@@ -11,6 +11,8 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+from minillm.generation.sampling import end_ids, enforce_min_new_tokens, to_float64
 
 __all__ = ["Hypothesis", "Step", "beam_search", "exhaustive_search"]
 
@@ -26,12 +28,6 @@ class Hypothesis:
     score: float
 
 
-def _end_tokens(eos_token_id: int | Iterable[int] | None) -> set[int]:
-    if eos_token_id is None:
-        return set()
-    return {eos_token_id} if isinstance(eos_token_id, int) else set(eos_token_id)
-
-
 def _next_log_probs(step: Step, prompt: Tensor, paths: list[list[int]]) -> Tensor:
     """Log-probabilities (N, V) in float64 of what follows the prompt (T,) and each path."""
     tails = torch.tensor(paths, dtype=torch.long, device=prompt.device).view(len(paths), -1)
@@ -39,9 +35,7 @@ def _next_log_probs(step: Step, prompt: Tensor, paths: list[list[int]]) -> Tenso
     logits = step(ids)
     if not (logits < math.inf).all():
         raise ValueError("logits hold NaN or +inf")
-    if logits.device.type == "mps":  # Apple's GPUs have no float64
-        logits = logits.cpu()
-    return logits.double().log_softmax(-1)
+    return to_float64(logits).log_softmax(-1)
 
 
 def exhaustive_search(
@@ -58,7 +52,9 @@ def exhaustive_search(
     """
     if max_new_tokens < 1:
         raise ValueError(f"max_new_tokens ({max_new_tokens}) must be at least 1")
-    ends, live, best = _end_tokens(eos_token_id), [([], 0.0)], None
+    ends = end_ids(eos_token_id)
+    live: list[tuple[list[int], float]] = [([], 0.0)]
+    best: Hypothesis | None = None
     for length in range(1, max_new_tokens + 1):
         log_probs = _next_log_probs(step, prompt, [path for path, _ in live]).tolist()
         grown = []
@@ -71,34 +67,22 @@ def exhaustive_search(
                 else:
                     grown.append(([*path, token], sofar + value))
         live = grown
+    assert best is not None  # there is at least one step, and in the last one everything ends
     return best
 
 
 def _longer(
-    step: Step, prompt: Tensor, live: list[tuple[list[int], float]], count: int, banned: set[int]
+    log_probs: Tensor, live: list[tuple[list[int], float]], count: int
 ) -> list[tuple[list[int], float]]:
-    """The `count` best paths that are one token longer than those in `live`, best first."""
-    log_probs = _next_log_probs(step, prompt, [path for path, _ in live])
-    if banned:
-        log_probs[:, sorted(banned)] = -math.inf
+    """The `count` best paths that are one token longer than those in `live`, best first.
+
+    Shape: log_probs (N, V), a row for each path in `live`.
+    """
     scores = torch.tensor([s for _, s in live], dtype=log_probs.dtype, device=log_probs.device)
     total = log_probs + scores[:, None]
     best, index = total.flatten().topk(min(count, total.numel()))
     V, pairs = total.shape[1], zip(best.tolist(), index.tolist(), strict=True)
     return [([*live[i // V][0], i % V], value) for value, i in pairs if value > -math.inf]
-
-
-def _check_sizes(
-    num_beams: int, max_new_tokens: int, num_return: int, length_penalty: float
-) -> None:
-    """Raises: ValueError for sizes below 1, num_return > num_beams, a negative length_penalty."""
-    if min(num_beams, max_new_tokens, num_return) < 1 or num_return > num_beams:
-        raise ValueError(
-            f"need 1 <= num_return ({num_return}) <= num_beams ({num_beams})"
-            f" and max_new_tokens ({max_new_tokens}) >= 1"
-        )
-    if length_penalty < 0:
-        raise ValueError(f"length_penalty must be >= 0, got {length_penalty}")
 
 
 def beam_search(
@@ -121,13 +105,22 @@ def beam_search(
     Raises: ValueError for sizes below 1, num_return > num_beams, a negative length_penalty, and
         logits that hold NaN or +inf (-inf forbids a token).
     """
-    _check_sizes(num_beams, max_new_tokens, num_return, length_penalty)
-    ends, live, done = _end_tokens(eos_token_id), [([], 0.0)], []
+    if min(num_beams, max_new_tokens, num_return) < 1 or num_return > num_beams:
+        raise ValueError(
+            f"need 1 <= num_return ({num_return}) <= num_beams ({num_beams})"
+            f" and max_new_tokens ({max_new_tokens}) >= 1"
+        )
+    if length_penalty < 0:
+        raise ValueError(f"length_penalty must be >= 0, got {length_penalty}")
+    ends = end_ids(eos_token_id)
+    live: list[tuple[list[int], float]] = [([], 0.0)]
+    done: list[Hypothesis] = []
     count = num_beams * (1 + len(ends))  # so many hold num_beams unfinished ones, if there are
     for length in range(1, max_new_tokens + 1):
         grown, ended = [], []
-        paths = _longer(step, prompt, live, count, ends if length < min_new_tokens else set())
-        for rank, (path, value) in enumerate(paths):
+        log_probs = _next_log_probs(step, prompt, [path for path, _ in live])
+        log_probs = enforce_min_new_tokens(log_probs, ends, length, min_new_tokens)
+        for rank, (path, value) in enumerate(_longer(log_probs, live, count)):
             if path[-1] not in ends and length < max_new_tokens:
                 grown.append((path, value))
             elif rank < num_beams:

@@ -7,44 +7,38 @@ Explained in notebook 03.
 
 # Built from notebooks/03_attention.ipynb: edit there, then make build.
 
-from typing import NamedTuple
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 __all__ = [
-    "Rules",
     "attention",
     "attention_weights",
     "build_mask",
     "causal_mask",
     "fold_heads",
-    "make_rules",
-    "masked_scores",
-    "mix_values",
-    "precise",
-    "rectangle",
     "repeat_kv",
     "softmax",
+    "upcast",
+    "with_causal",
 ]
 
 
 def softmax(x: Tensor, dim: int) -> Tensor:
-    """Shares that sum to 1 along `dim`, safe from overflow; all zeros where every entry is -inf.
+    """Probabilities along `dim`, safe from overflow; all zeros where every entry is -inf.
 
     Half precision is computed in float32. `torch.softmax` gives NaN where we give zeros.
     """
     if x.numel() == 0:  # no keys at all, or no queries: no maximum to subtract
         return x
-    scores = precise(x)
-    largest = scores.amax(dim, keepdim=True).detach().clamp(min=torch.finfo(scores.dtype).min)
-    shares = torch.exp(scores - largest)
-    total = shares.sum(dim, keepdim=True)
-    return (shares / total.masked_fill(total == 0, 1.0)).to(x.dtype)
+    scores = upcast(x)
+    row_max = scores.amax(dim, keepdim=True).detach().clamp(min=torch.finfo(scores.dtype).min)
+    probs = torch.exp(scores - row_max)
+    row_sum = probs.sum(dim, keepdim=True)
+    return (probs / row_sum.masked_fill(row_sum == 0, 1.0)).to(x.dtype)
 
 
-def precise(x: Tensor) -> Tensor:
+def upcast(x: Tensor) -> Tensor:
     """`x` in at least float32."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
@@ -111,15 +105,6 @@ def repeat_kv(x: Tensor, repeats: int) -> Tensor:
     return x if repeats == 1 else x.repeat_interleave(repeats, dim=1)
 
 
-class Rules(NamedTuple):
-    """All that turns dot products into scores; mask and bias have four dimensions."""
-
-    scale: float
-    mask: Tensor | None
-    bias: Tensor | None
-    is_causal: bool
-
-
 def attention_weights(
     q: Tensor,
     k: Tensor,
@@ -135,54 +120,41 @@ def attention_weights(
     Raises: ValueError as `attention` does.
     Source: Vaswani et al. 2017, equation 1.
     """
-    rules = make_rules(q, k, k, mask, bias, is_causal, scale)
-    return softmax(masked_scores(q, k, rules), dim=-1).to(q.dtype)
+    mask, bias = _check_arguments(q, k, k, mask, bias, is_causal)
+    scale = q.shape[3] ** -0.5 if scale is None else scale
+    return _probs(q, k, mask, bias, is_causal, scale).to(q.dtype)
 
 
-def masked_scores(
-    q: Tensor,
-    k: Tensor,
-    rules: Rules,
-    rows: slice = slice(None),
-    columns: slice = slice(None),
+def _probs(
+    q: Tensor, k: Tensor, mask: Tensor | None, bias: Tensor | None, is_causal: bool, scale: float
 ) -> Tensor:
-    """A rectangle of scores, in at least float32, -inf where a query may not read."""
-    first, last = rows.start or 0, k.shape[2] if columns.stop is None else columns.stop
-    first += k.shape[2] - q.shape[2]  # the position of the first query, counted as keys are
-    q, k = precise(q[:, :, rows]), precise(k[:, :, columns])
-    scores = (fold_heads(q, k.shape[1]) @ k.mT).view(*q.shape[:3], k.shape[2]) * rules.scale
-    if rules.bias is not None:
-        scores = scores + rectangle(rules.bias, rows, columns)
-    if rules.mask is not None:
-        scores = scores.masked_fill(~rectangle(rules.mask, rows, columns), -torch.inf)
-    if rules.is_causal and last > first + 1:
-        queries = torch.arange(first, first + q.shape[2], device=q.device)
-        keys = torch.arange(columns.start or 0, last, device=q.device)
-        scores = scores.masked_fill(keys > queries[:, None], -torch.inf)
-    return scores
+    """Softmax of the scaled, biased and masked scores, in at least float32."""
+    k = repeat_kv(k, q.shape[1] // k.shape[1])
+    scores = upcast(q) @ upcast(k).mT * scale  # (B, H, T, S)
+    if bias is not None:
+        scores = scores + bias
+    mask = with_causal(mask, q, k) if is_causal else mask
+    if mask is not None:
+        scores = scores.masked_fill(~mask, -torch.inf)
+    return softmax(scores, dim=-1)
 
 
-def fold_heads(x: Tensor, groups: int) -> Tensor:
-    """(B, H, T, D) -> (B, G, H/G * T, D): heads that share a key head as rows of one matrix."""
-    return x.reshape(*x.shape[:1], groups, x.shape[1] // groups * x.shape[2], x.shape[3])
+def with_causal(mask: Tensor | None, q: Tensor, k: Tensor) -> Tensor:
+    """The mask, and no query reads a key after it; q and k are (B, H, T, ...), (B, G, S, ...)."""
+    causal = causal_mask(q.shape[2], k.shape[2], device=q.device)
+    return causal if mask is None else mask & causal
 
 
-def rectangle(x: Tensor, rows: slice, columns: slice) -> Tensor:
-    """A rectangle of a mask or bias, whose last two dimensions may be 1: a view."""
-    rows = rows if x.shape[2] > 1 else slice(None)
-    return x[:, :, rows, columns if x.shape[3] > 1 else slice(None)]
-
-
-def make_rules(
+def _check_arguments(
     q: Tensor,
     k: Tensor,
     v: Tensor,
     mask: Tensor | None,
     bias: Tensor | None,
     is_causal: bool,
-    scale: float | None,
-) -> Rules:
-    """The caller's options, made uniform. Raises: ValueError with the offending values."""
+    dropout_p: float = 0.0,
+) -> tuple[Tensor | None, Tensor | None]:
+    """Mask and bias with four dimensions. Raises: ValueError with the offending values."""
     if not (q.ndim == k.ndim == v.ndim == 4):
         raise ValueError(f"q, k, v must be (batch, heads, positions, size), got {_shapes(q, k, v)}")
     (B, H, T, D), (_, G, S, _) = q.shape, k.shape
@@ -192,16 +164,18 @@ def make_rules(
         raise ValueError(f"q, k, v must have one float dtype, got {q.dtype}, {k.dtype}, {v.dtype}")
     if is_causal and T > S:
         raise ValueError(f"causal: fewer keys than queries ({T} queries, {S} keys)")
-    if mask is not None and mask.dtype != torch.bool:
-        raise ValueError(f"mask must be bool, True where a query may read, got {mask.dtype}")
-    if bias is not None and not bias.is_floating_point():
-        raise ValueError(f"bias must be floating point, got {bias.dtype}")
-    mask = None if mask is None else _four_dimensions("mask", mask, (B, H, T, S))
+    if not 0.0 <= dropout_p < 1.0:
+        raise ValueError(f"dropout_p must be in [0, 1), got {dropout_p}")
+    if mask is not None:
+        if mask.dtype != torch.bool:
+            raise ValueError(f"mask must be bool, True where a query may read, got {mask.dtype}")
+        mask = _four_dimensions("mask", mask, (B, H, T, S))
     if bias is not None:
+        if not bias.is_floating_point():
+            raise ValueError(f"bias must be floating point, got {bias.dtype}")
         wide = torch.promote_types(q.dtype, torch.float32)
         bias = _four_dimensions("bias", bias.to(wide), (B, H, T, S))
-    scale = D**-0.5 if scale is None else scale
-    return Rules(scale, mask, bias, is_causal and T > 1)  # the last query may read every key
+    return mask, bias
 
 
 def _four_dimensions(name: str, x: Tensor, target: tuple[int, ...]) -> Tensor:
@@ -215,55 +189,44 @@ def _shapes(q: Tensor, k: Tensor, v: Tensor) -> str:
     return f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
 
 
-def mix_values(weights: Tensor, v: Tensor) -> Tensor:
-    """Mixtures of values: (B, H, T, S) times (B, G, S, E) -> (B, H, T, E)."""
-    mixed = fold_heads(weights, v.shape[1]) @ precise(v)
-    return mixed.view(*weights.shape[:3], v.shape[3])
+def _eager(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    bias: Tensor | None,
+    is_causal: bool,
+    scale: float,
+    dropout_p: float,
+) -> Tensor:
+    probs = F.dropout(_probs(q, k, mask, bias, is_causal, scale), dropout_p)
+    return (probs @ upcast(repeat_kv(v, q.shape[1] // v.shape[1]))).to(q.dtype)
 
 
-def _eager(q: Tensor, k: Tensor, v: Tensor, rules: Rules, dropout_p: float) -> Tensor:
-    weights = F.dropout(softmax(masked_scores(q, k, rules), dim=-1), dropout_p)
-    return mix_values(weights, v).to(q.dtype)
+def fold_heads(x: Tensor, groups: int) -> Tensor:
+    """(B, H, T, D) -> (B, G, H/G * T, D): heads that share a key head as rows of one matrix."""
+    return x.reshape(*x.shape[:1], groups, x.shape[1] // groups * x.shape[2], x.shape[3])
 
 
-# Without this instruction our products take over twice flash's time; an older torch does not say.
-_MULTIPLIES_BFLOAT16 = getattr(torch.cpu, "get_capabilities", dict)().get("avx512_bf16", False)
+def _sdpa(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    bias: Tensor | None,
+    is_causal: bool,
+    scale: float,
+    dropout_p: float,
+) -> Tensor:
+    if q.dtype == torch.bfloat16 and q.is_cpu and torch.is_grad_enabled():
+        from minillm.nn.flash import products, products_are_quicker
 
-
-def _products_are_quicker(q: Tensor, k: Tensor, v: Tensor, rules: Rules, dropout_p: float) -> bool:
-    """Is a CPU about to train in bfloat16, on short rows, with no rule but causality?"""
-    T, S = q.shape[2], k.shape[2]
-    if q.device.type != "cpu" or q.dtype != torch.bfloat16 or not _MULTIPLIES_BFLOAT16:
-        return False
-    recorded = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
-    plain = rules.mask is None and rules.bias is None and not dropout_p
-    return recorded and plain and max(T, S) <= 512 and (T == S or not rules.is_causal)
-
-
-def _products(q: Tensor, k: Tensor, v: Tensor, rules: Rules) -> Tensor:
-    """Attention as two products of all heads at once, the weights (T, S) kept in bfloat16.
-
-    Not for float16, in which a score may overflow.
-    """
-    (B, H, T, _), G, S = q.shape, k.shape[1], k.shape[2]
-    q, k, v = fold_heads(q, G).flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1)
-    future = q.new_zeros(T, S)
-    if rules.is_causal:
-        future = future.fill_(-torch.inf).triu_(1)
-    with torch.autocast("cpu", enabled=False):  # else softmax would be in float32, and slower
-        scores = torch.baddbmm(future.repeat(H // G, 1), q, k.mT, alpha=rules.scale)
-        return torch.bmm(torch.softmax(scores, -1), v).reshape(B, H, T, v.shape[2])
-
-
-def _sdpa(q: Tensor, k: Tensor, v: Tensor, rules: Rules, dropout_p: float) -> Tensor:
-    scale, mask, bias, is_causal = rules
-    if _products_are_quicker(q, k, v, rules, dropout_p):
-        return _products(q, k, v, rules)
+        if products_are_quicker(q, k, v, mask, bias, is_causal, dropout_p):
+            return products(q, k, v, is_causal, scale)
     if is_causal and not (mask is None and bias is None and q.shape[2] == k.shape[2]):
-        causal = causal_mask(q.shape[2], k.shape[2], device=q.device)
-        mask, is_causal = causal if mask is None else mask & causal, False
+        mask, is_causal = with_causal(mask, q, k), False
     if bias is not None:
-        bias = bias.to(q.dtype) if q.is_cuda else bias  # CUDA's kernels want one type
+        bias = bias if q.is_cpu else bias.to(q.dtype)  # a GPU's kernels want one type
         mask = bias if mask is None else bias.masked_fill(~mask, -torch.inf)
     (B, H, T, D), G, E = q.shape, k.shape[1], v.shape[3]
     if T > 1 and E < D and not q.is_cuda:  # flash on a CPU wants values as wide as keys
@@ -272,7 +235,7 @@ def _sdpa(q: Tensor, k: Tensor, v: Tensor, rules: Rules, dropout_p: float) -> Te
         q = fold_heads(q, G)
         if mask is not None and mask.shape[1] > 1:
             mask = mask.reshape(mask.shape[0], G, H // G, mask.shape[3])
-    elif H > G and q.is_cuda and (mask is not None or E != D):
+    elif H > G and not q.is_cpu and (mask is not None or E != D):
         k, v = repeat_kv(k, H // G), repeat_kv(v, H // G)  # else CUDA falls back to the formula
     out = F.scaled_dot_product_attention(
         q, k, v, attn_mask=mask, dropout_p=dropout_p, is_causal=is_causal, scale=scale,
@@ -280,9 +243,6 @@ def _sdpa(q: Tensor, k: Tensor, v: Tensor, rules: Rules, dropout_p: float) -> Te
     )  # fmt: skip
     out = out if out.shape[1] == H else out.reshape(B, H, T, E)
     return out if out.shape[3] == E else out[..., :E]
-
-
-_BACKENDS = ("eager", "sdpa", "tiled")
 
 
 def attention(
@@ -311,13 +271,15 @@ def attention(
     Raises: ValueError if shapes or types do not fit, or if causal with T > S.
     Source: Vaswani et al. 2017, equation 1.
     """
-    rules = make_rules(q, k, v, mask, bias, is_causal, scale)
-    if not 0.0 <= dropout_p < 1.0:
-        raise ValueError(f"dropout_p must be in [0, 1), got {dropout_p}")
-    if backend not in _BACKENDS:
-        raise ValueError(f"backend must be one of {sorted(_BACKENDS)}, got {backend!r}")
+    mask, bias = _check_arguments(q, k, v, mask, bias, is_causal, dropout_p)
+    is_causal = is_causal and q.shape[2] > 1  # a single query, the last, may read every key
+    scale = q.shape[3] ** -0.5 if scale is None else scale
+    if backend == "sdpa":
+        return _sdpa(q, k, v, mask, bias, is_causal, scale, dropout_p)
+    if backend == "eager":
+        return _eager(q, k, v, mask, bias, is_causal, scale, dropout_p)
     if backend == "tiled":
         from minillm.nn.flash import tiled_attention
 
-        return tiled_attention(q, k, v, rules, dropout_p)
-    return (_sdpa if backend == "sdpa" else _eager)(q, k, v, rules, dropout_p)
+        return tiled_attention(q, k, v, mask, bias, is_causal, scale, dropout_p)
+    raise ValueError(f"backend must be one of ['eager', 'sdpa', 'tiled'], got {backend!r}")

@@ -1,18 +1,21 @@
 """Attention without the (T, S) matrix: softmax in one pass, and attention in tiles, both ways.
 
-Memory is linear in the length, forward and backward. Explained in notebook 03.
+Memory is linear in the length, forward and backward. Beside them two plain products, which train
+quicker than PyTorch's kernel in bfloat16 on a CPU. Explained in notebook 03.
 """
 
 # Built from notebooks/03_attention.ipynb: edit there, then make build.
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.autograd import Function
-from torch.autograd.function import FunctionCtx, once_differentiable
+from torch.autograd.function import once_differentiable
 
-from minillm.nn.attention import Rules, fold_heads, masked_scores, mix_values, precise, rectangle
+from minillm.nn.attention import build_mask, causal_mask, fold_heads, upcast
 
-__all__ = ["online_softmax", "tiled_attention"]
+__all__ = ["online_softmax", "products", "products_are_quicker", "tiled_attention"]
 
 
 def online_softmax(x: Tensor, *, block_size: int = 1) -> Tensor:
@@ -23,43 +26,89 @@ def online_softmax(x: Tensor, *, block_size: int = 1) -> Tensor:
     """
     if block_size < 1:
         raise ValueError(f"block_size must be positive, got {block_size}")
-    scores = precise(x)
-    largest = scores.new_full((*x.shape[:-1], 1), torch.finfo(scores.dtype).min)
-    total = torch.zeros_like(largest)
+    scores = upcast(x)
+    row_max = scores.new_full((*x.shape[:-1], 1), torch.finfo(scores.dtype).min)
+    row_sum = torch.zeros_like(row_max)
     for block in scores.split(block_size, dim=-1):
-        previous = largest
-        largest = torch.maximum(previous, block.amax(-1, keepdim=True))
-        total = total * torch.exp(previous - largest)  # the old terms under the new maximum
-        total = total + torch.exp(block - largest).sum(-1, keepdim=True)
-    return (torch.exp(scores - largest) / total.masked_fill(total == 0, 1.0)).to(x.dtype)
+        previous = row_max
+        row_max = torch.maximum(previous, block.amax(-1, keepdim=True))
+        row_sum = row_sum * torch.exp(previous - row_max)  # the old terms under the new maximum
+        row_sum = row_sum + torch.exp(block - row_max).sum(-1, keepdim=True)
+    return (torch.exp(scores - row_max) / row_sum.masked_fill(row_sum == 0, 1.0)).to(x.dtype)
+
+
+def _weighted_sum(probs: Tensor, v: Tensor) -> Tensor:
+    """Values mixed by their weights: (B, H, T, S) times (B, G, S, E) -> (B, H, T, E)."""
+    mixed = fold_heads(probs, v.shape[1]) @ upcast(v)
+    return mixed.view(*probs.shape[:3], v.shape[3])
+
+
+def _tile(x: Tensor, rows: slice, columns: slice) -> Tensor:
+    """A tile of a mask or bias, whose last two dimensions may be 1: a view."""
+    rows = rows if x.shape[2] > 1 else slice(None)
+    return x[:, :, rows, columns if x.shape[3] > 1 else slice(None)]
+
+
+def _tile_scores(
+    q: Tensor,
+    k: Tensor,
+    mask: Tensor | None,
+    bias: Tensor | None,
+    is_causal: bool,
+    scale: float,
+    rows: slice,
+    columns: slice,
+) -> Tensor:
+    """A tile of the scores, in at least float32, -inf where a query may not read."""
+    first = rows.start + k.shape[2] - q.shape[2]  # the first query's place among the keys
+    q, k = upcast(q[:, :, rows]), upcast(k[:, :, columns])
+    scores = (fold_heads(q, k.shape[1]) @ k.mT).view(*q.shape[:3], k.shape[2]) * scale
+    if bias is not None:
+        scores = scores + _tile(bias, rows, columns)
+    if mask is not None:
+        scores = scores.masked_fill(~_tile(mask, rows, columns), -torch.inf)
+    if is_causal and columns.stop > first + 1:  # some of these keys are after some query
+        queries = torch.arange(first, first + q.shape[2], device=q.device)
+        keys = torch.arange(columns.start, columns.stop, device=q.device)
+        scores = scores.masked_fill(~build_mask(queries, keys), -torch.inf)
+    return scores
 
 
 def _slices(stop: int, size: int = 128) -> list[slice]:
     return [slice(i, min(i + size, stop)) for i in range(0, stop, size)]
 
 
-def _columns(rows: slice, q: Tensor, k: Tensor, rules: Rules) -> list[slice]:
+def _columns(rows: slice, num_queries: int, num_keys: int, is_causal: bool) -> list[slice]:
     """The tiles of keys that these queries read; what is all future is never computed."""
-    return _slices(rows.stop + k.shape[2] - q.shape[2] if rules.is_causal else k.shape[2])
+    return _slices(rows.stop + num_keys - num_queries if is_causal else num_keys)
 
 
-def _forward_tiles(q: Tensor, k: Tensor, v: Tensor, rules: Rules) -> tuple[Tensor, Tensor]:
+def _forward_tiles(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    bias: Tensor | None,
+    is_causal: bool,
+    scale: float,
+) -> tuple[Tensor, Tensor]:
     """The output, and each query's log-sum-exp: (B, H, T, E) and (B, H, T, 1)."""
+    T, S = q.shape[2], k.shape[2]
     out = q.new_empty(*q.shape[:3], v.shape[3])
-    log_sums = precise(q.new_empty(*q.shape[:3], 1))
-    for rows in _slices(q.shape[2]):
-        largest = torch.full_like(log_sums[:, :, rows], torch.finfo(log_sums.dtype).min)
-        total, mixed = torch.zeros_like(largest), torch.zeros_like(precise(out[:, :, rows]))
-        for columns in _columns(rows, q, k, rules):
-            scores, previous = masked_scores(q, k, rules, rows, columns), largest
-            largest = torch.maximum(previous, scores.amax(-1, keepdim=True))
-            shares, shrink = torch.exp(scores - largest), torch.exp(previous - largest)
-            total = total * shrink + shares.sum(-1, keepdim=True)
-            mixed = mixed * shrink + mix_values(shares, v[:, :, columns])
-        out[:, :, rows] = mixed / total.masked_fill(total == 0, 1.0)
-        log_sum = largest + torch.log(total)
-        log_sums[:, :, rows] = log_sum.masked_fill(total == 0, torch.inf)  # exp(s - inf) is 0
-    return out, log_sums
+    lse = upcast(q.new_empty(*q.shape[:3], 1))
+    for rows in _slices(T):
+        row_max = torch.full_like(lse[:, :, rows], torch.finfo(lse.dtype).min)
+        row_sum, mixed = torch.zeros_like(row_max), torch.zeros_like(upcast(out[:, :, rows]))
+        for columns in _columns(rows, T, S, is_causal):
+            scores = _tile_scores(q, k, mask, bias, is_causal, scale, rows, columns)
+            previous, row_max = row_max, torch.maximum(row_max, scores.amax(-1, keepdim=True))
+            probs, shrink = torch.exp(scores - row_max), torch.exp(previous - row_max)
+            row_sum = row_sum * shrink + probs.sum(-1, keepdim=True)
+            mixed = mixed * shrink + _weighted_sum(probs, v[:, :, columns])
+        out[:, :, rows] = mixed / row_sum.masked_fill(row_sum == 0, 1.0)
+        unread = row_sum == 0  # their log-sum-exp is infinite, because exp(s - inf) is 0
+        lse[:, :, rows] = (row_max + torch.log(row_sum)).masked_fill(unread, torch.inf)
+    return out, lse
 
 
 def _backward_tiles(
@@ -68,28 +117,31 @@ def _backward_tiles(
     k: Tensor,
     v: Tensor,
     out: Tensor,
-    log_sums: Tensor,
-    rules: Rules,
+    lse: Tensor,
+    mask: Tensor | None,
+    bias: Tensor | None,
+    is_causal: bool,
+    scale: float,
     grad_bias: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of q, k and v, each tile of shares made again; `grad_bias` is added to."""
-    G, grad = k.shape[1], precise(grad)
-    grad_q, grad_k, grad_v = (torch.zeros_like(precise(x)) for x in (q, k, v))
-    inner = (grad * precise(out)).sum(-1, keepdim=True)
-    for rows in _slices(q.shape[2]):
-        for columns in _columns(rows, q, k, rules):
-            scores = masked_scores(q, k, rules, rows, columns)
-            shares = torch.exp(scores - log_sums[:, :, rows])
-            grad_shares = mix_values(grad[:, :, rows], v[:, :, columns].mT)
-            grad_scores = shares * (grad_shares - inner[:, :, rows])
+    """Gradients of q, k and v, each tile of probabilities made again; `grad_bias` is added to."""
+    T, S, G, grad = q.shape[2], k.shape[2], k.shape[1], upcast(grad)
+    grad_q, grad_k, grad_v = (torch.zeros_like(upcast(x)) for x in (q, k, v))
+    inner = (grad * upcast(out)).sum(-1, keepdim=True)
+    for rows in _slices(T):
+        for columns in _columns(rows, T, S, is_causal):
+            scores = _tile_scores(q, k, mask, bias, is_causal, scale, rows, columns)
+            probs = torch.exp(scores - lse[:, :, rows])
+            grad_probs = _weighted_sum(grad[:, :, rows], v[:, :, columns].mT)
+            grad_scores = probs * (grad_probs - inner[:, :, rows])
             if grad_bias is not None:
-                part = rectangle(grad_bias, rows, columns)
+                part = _tile(grad_bias, rows, columns)
                 part += grad_scores.sum_to_size(part.shape)
-            grad_scores *= rules.scale
-            folded_q, folded_grad = (fold_heads(precise(x[:, :, rows]), G) for x in (q, grad))
-            grad_q[:, :, rows] += mix_values(grad_scores, k[:, :, columns])
+            grad_scores *= scale
+            folded_q, folded_grad = (fold_heads(upcast(x[:, :, rows]), G) for x in (q, grad))
+            grad_q[:, :, rows] += _weighted_sum(grad_scores, k[:, :, columns])
             grad_k[:, :, columns] += fold_heads(grad_scores, G).mT @ folded_q
-            grad_v[:, :, columns] += fold_heads(shares, G).mT @ folded_grad
+            grad_v[:, :, columns] += fold_heads(probs, G).mT @ folded_grad
     return grad_q.to(q.dtype), grad_k.to(k.dtype), grad_v.to(v.dtype)
 
 
@@ -101,25 +153,81 @@ class _TiledAttention(Function):
 
     @staticmethod
     def forward(
-        ctx: FunctionCtx, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, rules: Rules
+        ctx: Any,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        mask: Tensor | None,
+        bias: Tensor | None,
+        is_causal: bool,
+        scale: float,
     ) -> Tensor:
-        out, log_sums = _forward_tiles(q, k, v, rules)
-        ctx.save_for_backward(q, k, v, bias, rules.mask, out, log_sums)
-        ctx.rules = rules._replace(mask=None, bias=None)
+        out, lse = _forward_tiles(q, k, v, mask, bias, is_causal, scale)
+        ctx.save_for_backward(q, k, v, out, lse, mask, bias)
+        ctx.is_causal, ctx.scale = is_causal, scale
         return out
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: FunctionCtx, grad: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v, bias, mask, out, log_sums = ctx.saved_tensors
-        rules = ctx.rules._replace(mask=mask, bias=bias)
-        grad_bias = torch.zeros_like(bias) if ctx.needs_input_grad[3] else None
-        gradients = _backward_tiles(grad, q, k, v, out, log_sums, rules, grad_bias)
-        return *gradients, grad_bias, None
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        q, k, v, out, lse, mask, bias = ctx.saved_tensors
+        grad_bias = torch.zeros_like(bias) if ctx.needs_input_grad[4] else None
+        gradients = _backward_tiles(
+            grad, q, k, v, out, lse, mask, bias, ctx.is_causal, ctx.scale, grad_bias
+        )
+        return *gradients, None, grad_bias, None, None
 
 
-def tiled_attention(q: Tensor, k: Tensor, v: Tensor, rules: Rules, dropout_p: float) -> Tensor:
+def tiled_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    bias: Tensor | None,
+    is_causal: bool,
+    scale: float,
+    dropout_p: float,
+) -> Tensor:
     """Attention without the (T, S) matrix. Raises: ValueError if asked for dropout."""
     if dropout_p:
         raise ValueError(f"the tiled backend has no dropout, got dropout_p={dropout_p}")
-    return _TiledAttention.apply(q, k, v, rules.bias, rules)
+    return _TiledAttention.apply(q, k, v, mask, bias, is_causal, scale)
+
+
+# Without this instruction our products take over twice flash's time; an older torch does not say.
+_CAPABILITIES: dict[str, bool] = getattr(torch.cpu, "get_capabilities", dict)()
+
+_MULTIPLIES_BFLOAT16 = _CAPABILITIES.get("avx512_bf16", False)
+
+
+def products_are_quicker(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    bias: Tensor | None,
+    is_causal: bool,
+    dropout_p: float,
+) -> bool:
+    """Is a CPU about to train in bfloat16, on short rows, with no rule but causality?"""
+    T, S = q.shape[2], k.shape[2]
+    if not q.is_cpu or q.dtype != torch.bfloat16 or not _MULTIPLIES_BFLOAT16:
+        return False
+    recorded = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
+    plain = mask is None and bias is None and not dropout_p
+    return recorded and plain and max(T, S) <= 512 and (T == S or not is_causal)
+
+
+def products(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float) -> Tensor:
+    """Attention as two products of all heads at once, the weights (T, S) kept in bfloat16.
+
+    Not for float16, in which a score may overflow.
+    """
+    (B, H, T, _), G, S = q.shape, k.shape[1], k.shape[2]
+    q, k, v = fold_heads(q, G).flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1)
+    future = q.new_zeros(T, S)
+    if is_causal:
+        future.masked_fill_(~causal_mask(T, S, device=q.device), -torch.inf)
+    with torch.autocast("cpu", enabled=False):  # else softmax would be in float32, and slower
+        scores = torch.baddbmm(future.repeat(H // G, 1), q, k.mT, alpha=scale)
+        return torch.bmm(torch.softmax(scores, -1), v).reshape(B, H, T, v.shape[2])

@@ -12,14 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from minillm.nn.attention import attention, causal_mask
-from minillm.nn.multihead import (
-    SupportsUpdate,
-    _check_input,
-    _check_sizes,
-    merge_heads,
-    split_heads,
-)
+from minillm.nn.attention import attention, with_causal
+from minillm.nn.multihead import SupportsUpdate, check_input, check_sizes, merge_heads, split_heads
 
 __all__ = [
     "MultiHeadLatentAttention",
@@ -74,8 +68,7 @@ def latent_attention_absorbed(
     per_head = kv_weight.unflatten(0, (H, -1))  # (H, N + V, R)
     w_k, w_v = per_head[:, : q_nope.shape[-1]], per_head[:, q_nope.shape[-1] :]
     if is_causal and T > 1:
-        causal = causal_mask(T, S, device=q.device)
-        mask = causal if mask is None else mask & causal
+        mask = with_causal(mask, q, latent)
     if mask is not None:  # heads and queries become the rows of one head
         shape = torch.broadcast_shapes(mask.shape, (1, H, T, S))
         mask = mask.expand(shape).flatten(1, 2)[:, None]
@@ -98,8 +91,23 @@ def multiplications(
 _RMS_NORM = partial(nn.RMSNorm, eps=1e-6)
 
 
-class _LatentProjections(nn.Module):
-    """The matrices of `MultiHeadLatentAttention`, which says what the sizes mean."""
+class MultiHeadLatentAttention(nn.Module):
+    """Attention whose keys and values all come from one small latent vector a position (MLA).
+
+    Cached are the normalised latent and one rotated key that all heads share, never keys and values
+    of single heads. The names and shapes of its parts are those of Hugging Face's DeepSeek-V3.
+
+    Args:
+        kv_lora_rank: R, the size of the latent.
+        qk_nope_head_dim: N, the size of a query's part that meets the latent, unrotated.
+        qk_rope_head_dim: P, the size of a query's part that meets the shared rotated key.
+        v_head_dim: V, the size of a head's value.
+        q_lora_rank: size of a latent for the queries; without one they come straight from x.
+        norm: makes a norm of a given size, for both latents.
+        scale: factor on the scores; 1 / sqrt(N + P) if not given.
+    Raises: ValueError if a size is below 1.
+    Source: DeepSeek-AI 2024 (DeepSeek-V2), section 2.1, equations 37 to 47.
+    """
 
     def __init__(
         self,
@@ -116,8 +124,8 @@ class _LatentProjections(nn.Module):
     ) -> None:
         super().__init__()
         R, N, P, V = kv_lora_rank, qk_nope_head_dim, qk_rope_head_dim, v_head_dim
-        _check_sizes(hidden_size=hidden_size, num_heads=num_heads, q_lora_rank=q_lora_rank)
-        _check_sizes(kv_lora_rank=R, qk_nope_head_dim=N, qk_rope_head_dim=P, v_head_dim=V)
+        check_sizes(hidden_size=hidden_size, num_heads=num_heads, q_lora_rank=q_lora_rank)
+        check_sizes(kv_lora_rank=R, qk_nope_head_dim=N, qk_rope_head_dim=P, v_head_dim=V)
         self.hidden_size, self.num_heads, self.q_lora_rank = hidden_size, num_heads, q_lora_rank
         self.kv_lora_rank, self.v_head_dim = R, V
         self.qk_nope_head_dim, self.qk_rope_head_dim = N, P
@@ -138,25 +146,6 @@ class _LatentProjections(nn.Module):
         if self.q_lora_rank is None:
             return self.q_proj(x)
         return self.q_b_proj(self.q_a_layernorm(self.q_a_proj(x)))
-
-
-class MultiHeadLatentAttention(_LatentProjections):
-    """Attention whose keys and values all come from one small latent vector a position (MLA).
-
-    Cached are the normalised latent and one rotated key that all heads share, never keys and values
-    of single heads. The names and shapes of its parts are those of Hugging Face's DeepSeek-V3.
-
-    Args:
-        kv_lora_rank: R, the size of the latent.
-        qk_nope_head_dim: N, the size of a query's part that meets the latent, unrotated.
-        qk_rope_head_dim: P, the size of a query's part that meets the shared rotated key.
-        v_head_dim: V, the size of a head's value.
-        q_lora_rank: size of a latent for the queries; without one they come straight from x.
-        norm: makes a norm of a given size, for both latents.
-        scale: factor on the scores; 1 / sqrt(N + P) if not given.
-    Raises: ValueError if a size is below 1.
-    Source: DeepSeek-AI 2024 (DeepSeek-V2), section 2.1, equations 37 to 47.
-    """
 
     def absorbing_pays(self, num_queries: int, num_keys: int) -> bool:
         """Whether T queries and S keys cost fewer multiplications absorbed than naive."""
@@ -182,7 +171,7 @@ class MultiHeadLatentAttention(_LatentProjections):
         Shape: x (B, T, C); mask bool, broadcastable to (B, H, T, S), True = may read -> (B, T, C).
         Raises: ValueError if x does not fit.
         """
-        _check_input(x, self.hidden_size)
+        check_input(x, self.hidden_size)
         N, P, R = self.qk_nope_head_dim, self.qk_rope_head_dim, self.kv_lora_rank
         q = split_heads(self._queries(x), self.num_heads)  # (B, H, T, N + P)
         latent, k_pe = self.kv_a_proj_with_mqa(x).unsqueeze(1).split([R, P], dim=-1)

@@ -13,7 +13,14 @@ from torch import Tensor, nn
 
 from minillm.nn.attention import attention
 
-__all__ = ["MultiHeadAttention", "SupportsUpdate", "merge_heads", "split_heads"]
+__all__ = [
+    "MultiHeadAttention",
+    "SupportsUpdate",
+    "check_input",
+    "check_sizes",
+    "merge_heads",
+    "split_heads",
+]
 
 
 def split_heads(x: Tensor, num_heads: int) -> Tensor:
@@ -41,19 +48,34 @@ class SupportsUpdate(Protocol):
     def update(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]: ...
 
 
-def _check_input(x: Tensor, hidden_size: int) -> None:
+def check_input(x: Tensor, hidden_size: int) -> None:
+    """Raises: ValueError unless x is (B, T, hidden_size)."""
     if x.ndim != 3 or x.shape[-1] != hidden_size:
         raise ValueError(f"x has shape {tuple(x.shape)}, expected (B, T, {hidden_size})")
 
 
-def _check_sizes(**sizes: int | None) -> None:
+def check_sizes(**sizes: int | None) -> None:
+    """Raises: ValueError that names the first size below 1; None is no size."""
     for name, size in sizes.items():
         if size is not None and size < 1:
             raise ValueError(f"{name} must be at least 1, not {size}")
 
 
-class _Projections(nn.Module):
-    """The four matrices of `MultiHeadAttention`, which says what the sizes mean."""
+class MultiHeadAttention(nn.Module):
+    """Attention with `num_heads` query heads that share `num_kv_heads` key and value heads.
+
+    MHA if the two are equal (the default), MQA if there is one key head, GQA in between.
+    The names of its parts are those of Hugging Face's Llama.
+
+    Args:
+        head_dim: size of a head; hidden_size // num_heads if not given.
+        bias, out_bias: whether q_proj, k_proj and v_proj, and whether o_proj, add a bias.
+        qk_norm: makes a norm of a given size, for each query and key before rotation (Qwen3).
+        scale: factor on the scores; 1 / sqrt(head_dim) if not given.
+        dropout: share of attention weights dropped while training.
+    Raises: ValueError if the sizes do not fit each other.
+    Source: Vaswani et al. 2017, section 3.2.2; MQA Shazeer 2019; GQA Ainslie et al. 2023.
+    """
 
     def __init__(
         self,
@@ -70,8 +92,8 @@ class _Projections(nn.Module):
     ) -> None:
         super().__init__()
         G = num_heads if num_kv_heads is None else num_kv_heads
-        _check_sizes(hidden_size=hidden_size, num_heads=num_heads)
-        _check_sizes(num_kv_heads=G, head_dim=head_dim)
+        check_sizes(hidden_size=hidden_size, num_heads=num_heads)
+        check_sizes(num_kv_heads=G, head_dim=head_dim)
         if num_heads % G:
             raise ValueError(f"{num_heads} query heads cannot share {G} key heads equally")
         if head_dim is None and hidden_size % num_heads:
@@ -87,24 +109,8 @@ class _Projections(nn.Module):
         self.k_proj = nn.Linear(hidden_size, G * D, bias=bias)
         self.v_proj = nn.Linear(hidden_size, G * D, bias=bias)
         self.o_proj = nn.Linear(num_heads * D, hidden_size, bias=out_bias)
-        self.q_norm, self.k_norm = (qk_norm(D), qk_norm(D)) if qk_norm else (None, None)
-
-
-class MultiHeadAttention(_Projections):
-    """Attention with `num_heads` query heads that share `num_kv_heads` key and value heads.
-
-    MHA if the two are equal (the default), MQA if there is one key head, GQA in between.
-    The names of its parts are those of Hugging Face's Llama.
-
-    Args:
-        head_dim: size of a head; hidden_size // num_heads if not given.
-        bias, out_bias: whether q_proj, k_proj and v_proj, and whether o_proj, add a bias.
-        qk_norm: makes a norm of a given size, for each query and key before rotation (Qwen3).
-        scale: factor on the scores; 1 / sqrt(head_dim) if not given.
-        dropout: share of attention weights dropped while training.
-    Raises: ValueError if the sizes do not fit each other.
-    Source: Vaswani et al. 2017, section 3.2.2; MQA Shazeer 2019; GQA Ainslie et al. 2023.
-    """
+        self.q_norm = qk_norm(D) if qk_norm else None
+        self.k_norm = qk_norm(D) if qk_norm else None
 
     def forward(
         self,
@@ -120,11 +126,11 @@ class MultiHeadAttention(_Projections):
         Shape: x (B, T, C); mask bool, broadcastable to (B, H, T, S), True = may read -> (B, T, C).
         Raises: ValueError if x does not fit.
         """
-        _check_input(x, self.hidden_size)
+        check_input(x, self.hidden_size)
         q = split_heads(self.q_proj(x), self.num_heads)  # (B, H, T, D)
         k = split_heads(self.k_proj(x), self.num_kv_heads)  # (B, G, T, D)
         v = split_heads(self.v_proj(x), self.num_kv_heads)
-        if self.q_norm is not None:
+        if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q).to(v.dtype), self.k_norm(k).to(v.dtype)  # autocast widens norms
         if rope is not None:
             q, k = rope(q), rope(k)

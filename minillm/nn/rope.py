@@ -1,6 +1,6 @@
-"""Rotary position embedding in both layouts of pairs, their conversion; and ALiBi.
+"""Rotary position embedding in both layouts of pairs, and their conversion (notebook 05).
 
-Explained in notebooks/05_rope.ipynb.
+Frequencies that stretch to longer contexts are looked up in nn/rope_scaling.py, if a model asks.
 """
 
 # Built from notebooks/05_rope.ipynb: edit there, then make build.
@@ -13,15 +13,36 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from minillm.nn.rope_scaling import read_scaling, rope_frequencies
+__all__ = [
+    "RotaryEmbedding",
+    "Rotation",
+    "half_to_interleaved",
+    "interleaved_to_half",
+    "rope_periods",
+]
 
-__all__ = ["RotaryEmbedding", "Rotation", "half_to_interleaved", "interleaved_to_half"]
+
+def rope_periods(
+    head_dim: int, base: float | Tensor = 10000.0, *, device: torch.device | str | None = None
+) -> Tensor:
+    """How many positions each pair takes to turn by one radian, base^(2i / D): 1 / frequency.
+
+    Shape: -> (D/2,) float32
+    Raises: ValueError for an odd head_dim, and for a base that is not positive.
+    Source: Su et al. 2021, section 3.2.2.
+    """
+    if head_dim < 2 or head_dim % 2:
+        raise ValueError(f"head_dim must be even and at least 2, got {head_dim}")
+    if not isinstance(base, Tensor) and not base > 0:
+        raise ValueError(f"rope_theta must be positive, not {base}")
+    return base ** (torch.arange(0, head_dim, 2, device=device).float() / head_dim)
 
 
 class Rotation:
     """The rotation of some positions: called on queries or keys, it turns them.
 
-    `cos` and `sin` hold one entry a coordinate and carry YaRN's factor. Products are in float32.
+    `cos` and `sin` hold one entry a coordinate and carry YaRN's factor; `signed_sin` is `sin`, but
+    negative for the first of each pair: x turns into x cos + partner signed_sin, in float32.
 
     Shape: cos, sin (B, T, D) or (1, T, D); called on (B, H, T, D) -> (B, H, T, D)
     Raises: ValueError if the input has another number of positions or another head size.
@@ -31,11 +52,11 @@ class Rotation:
         self.cos, self.sin, self.interleaved = cos, sin, interleaved
         # (a, b) turns into (a cos - b sin, b cos + a sin): the first of a pair takes minus sin
         if interleaved:
-            signed = torch.stack((-sin[..., 0::2], sin[..., 1::2]), -1).flatten(-2)
+            self.signed_sin = torch.stack((-sin[..., 0::2], sin[..., 1::2]), -1).flatten(-2)
         else:
             first, second = sin.chunk(2, -1)
-            signed = torch.cat((-first, second), -1)
-        self._cos, self._sin = cos.unsqueeze(1), signed.unsqueeze(1)  # (B, 1, T, D)
+            self.signed_sin = torch.cat((-first, second), -1)
+        self._cos, self._sin = cos.unsqueeze(1), self.signed_sin.unsqueeze(1)  # (B, 1, T, D)
 
     def __call__(self, x: Tensor) -> Tensor:
         if x.shape[-2:] != self.cos.shape[-2:]:
@@ -69,45 +90,7 @@ def _heads(weight: Tensor, num_heads: int) -> Tensor:
     return weight.unflatten(0, (num_heads, -1))  # (H, D, ...)
 
 
-def _covered(given: Mapping[str, Any], trained: int) -> float:
-    """How many positions training and scaling cover; no limit for dynamic, or if nobody says."""
-    scaled = given.get("factor", 1.0) * given.get("original_max_position_embeddings", trained)
-    return math.inf if given["rope_type"] == "dynamic" else max(trained, scaled) or math.inf
-
-
-class _Frequencies(nn.Module):
-    """The frequencies of a rotary embedding, in float32 wherever the model goes; never saved."""
-
-    def __init__(
-        self,
-        head_dim: int,
-        *,
-        base: float = 10000.0,
-        scaling: Mapping[str, Any] | None = None,
-        interleaved: bool = False,
-        max_position_embeddings: int | None = None,
-    ) -> None:
-        super().__init__()
-        self.head_dim, self.interleaved = head_dim, interleaved
-        self._settings: dict[str, Any] = {"scaling": scaling and dict(scaling), "base": base}
-        self._settings["max_position_embeddings"] = max_position_embeddings
-        given = read_scaling(**self._settings)
-        self.dynamic = given["rope_type"] == "dynamic"
-        self.max_length = _covered(given, max_position_embeddings or 0)
-        frequencies, self.attention_factor = self._frequencies(None)
-        self.register_buffer("inv_freq", frequencies, persistent=False)
-
-    def _frequencies(self, device: Any, length: Tensor | None = None) -> tuple[Tensor, float]:
-        return rope_frequencies(self.head_dim, **self._settings, length=length, device=device)
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "RotaryEmbedding":
-        """Follow the model to another device, but not to 16 bits: those would ruin the angles."""
-        super()._apply(fn, recurse)
-        self.inv_freq, _ = self._frequencies(self.inv_freq.device)
-        return self
-
-
-class RotaryEmbedding(_Frequencies):
+class RotaryEmbedding(nn.Module):
     """Turns positions into rotations; nothing is learned, nothing is saved.
 
     Args:
@@ -120,6 +103,53 @@ class RotaryEmbedding(_Frequencies):
     Shape: position_ids (B, T) or (1, T) -> Rotation
     Raises: ValueError as `rope_frequencies` does.
     """
+
+    inv_freq: Tensor  # (D/2,), in float32 wherever the model goes
+
+    def __init__(
+        self,
+        head_dim: int,
+        *,
+        base: float = 10000.0,
+        scaling: Mapping[str, Any] | None = None,
+        interleaved: bool = False,
+        max_position_embeddings: int | None = None,
+    ) -> None:
+        super().__init__()
+        self.head_dim, self.base, self.interleaved = head_dim, base, interleaved
+        self.scaling = dict(scaling) if scaling else None
+        self.max_position_embeddings = max_position_embeddings
+        self.dynamic, self.max_length = False, max_position_embeddings or math.inf
+        if self.scaling is not None:
+            from minillm.nn.rope_scaling import covered_length, read_scaling
+
+            given = read_scaling(self.scaling, base, max_position_embeddings)
+            self.dynamic = given["rope_type"] == "dynamic"
+            self.max_length = covered_length(given, max_position_embeddings)
+        frequencies, self.attention_factor = self._frequencies(None)
+        self.register_buffer("inv_freq", frequencies, persistent=False)
+
+    def _frequencies(
+        self, device: torch.device | None, length: Tensor | None = None
+    ) -> tuple[Tensor, float]:
+        if self.scaling is None:
+            return 1.0 / rope_periods(self.head_dim, self.base, device=device), 1.0
+        from minillm.nn.rope_scaling import rope_frequencies
+
+        return rope_frequencies(
+            self.head_dim,
+            base=self.base,
+            scaling=self.scaling,
+            max_position_embeddings=self.max_position_embeddings,
+            length=length,
+            device=device,
+        )
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "RotaryEmbedding":
+        """Follow the model to another device, but not to 16 bits: those would ruin the angles."""
+        super()._apply(fn, recurse)
+        self.inv_freq, _ = self._frequencies(self.inv_freq.device)
+        return self
 
     def forward(self, position_ids: Tensor) -> Rotation:
         device = position_ids.device

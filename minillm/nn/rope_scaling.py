@@ -9,7 +9,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["alibi_bias", "alibi_slopes", "read_scaling", "rope_frequencies", "yarn_mscale"]
+from minillm.nn.rope import rope_periods
+
+__all__ = [
+    "alibi_bias",
+    "alibi_slopes",
+    "covered_length",
+    "read_scaling",
+    "rope_frequencies",
+    "yarn_mscale",
+]
 
 
 def alibi_slopes(num_heads: int) -> Tensor:
@@ -46,7 +55,7 @@ def alibi_bias(
 
 _ORIGINAL = "original_max_position_embeddings"
 
-_NEEDS = {
+_NEEDS: dict[str, tuple[str, ...]] = {
     "default": (),
     "linear": ("factor",),
     "dynamic": ("factor",),
@@ -72,8 +81,6 @@ def read_scaling(
         raise ValueError(f"unknown rope_type {kind!r}; known are {', '.join(_NEEDS)}")
     if base not in (10000.0, given["rope_theta"]):
         raise ValueError(f"base {base} contradicts rope_theta {given['rope_theta']} in the scaling")
-    if not given["rope_theta"] > 0:
-        raise ValueError(f"rope_theta must be positive, not {given['rope_theta']}")
     if given.get("partial_rotary_factor") in (None, 1.0):
         given.pop("partial_rotary_factor", None)
     known = {"rope_type", "rope_theta", *_NEEDS[kind], *(_YARN if kind == "yarn" else ())}
@@ -173,13 +180,12 @@ def rope_frequencies(
     Raises: ValueError for an odd head_dim, an unknown type, missing, unknown or contradictory keys.
     Source: Su et al. 2021, section 3.2.2; the extensions as `transformers` computes them.
     """
-    if head_dim < 2 or head_dim % 2:
-        raise ValueError(f"head_dim must be even and at least 2, got {head_dim}")
     given = read_scaling(scaling, base, max_position_embeddings)
     kind, theta = given["rope_type"], given["rope_theta"]
-    if kind == "dynamic":
-        theta = _dynamic_base(given, head_dim, max_position_embeddings, length)
-    periods = theta ** (torch.arange(0, head_dim, 2, device=device).float() / head_dim)
+    periods = rope_periods(head_dim, theta, device=device)
+    if kind == "dynamic":  # read_scaling has made sure of the trained length
+        grown = _dynamic_base(given, head_dim, max_position_embeddings or 0, length)
+        periods = rope_periods(head_dim, grown, device=device)
     if kind == "yarn":
         return _yarn(periods, given)
     frequencies = 1.0 / periods
@@ -188,3 +194,16 @@ def rope_frequencies(
     elif kind == "llama3":
         frequencies = _llama3(frequencies, given)
     return frequencies, 1.0
+
+
+def covered_length(given: Mapping[str, Any], trained: int | None) -> float:
+    """How many positions training and scaling cover; no limit for dynamic, or if nobody says.
+
+    Args:
+        given: what `read_scaling` gave back.
+        trained: the trained length (max_position_embeddings).
+    """
+    if given["rope_type"] == "dynamic":
+        return math.inf
+    scaled = given.get("factor", 1.0) * given.get(_ORIGINAL, trained or 0)
+    return max(trained or 0, scaled) or math.inf

@@ -6,13 +6,13 @@ Used by `ModelConfig.from_dict` and `ModelConfig.to_dict`; written by hand, not 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import fields
 from typing import Any
 
 from minillm.config import FAMILIES, ModelConfig
 
-__all__ = ["ARCHITECTURES", "read_config", "write_config"]
+__all__ = ["ARCHITECTURES", "check_value", "read_config", "write_config"]
 
 ARCHITECTURES = {
     "llama": "LlamaForCausalLM",
@@ -72,6 +72,88 @@ _ACTIVATIONS = {
 }
 
 
+_Kind = tuple[str, Callable[[Any], bool]]  # in words; whether a value is of that kind
+
+
+def _whole(least: int, most: int = 2**31 - 1) -> _Kind:
+    words = f"a whole number from {least} to {most}"
+    return words, lambda x: type(x) is int and least <= x <= most
+
+
+def _number(words: str, fits: Callable[[float], bool]) -> _Kind:
+    def check(x: Any) -> bool:
+        return type(x) in (int, float) and abs(x) < 1e300 and fits(x)  # neither NaN nor infinite
+
+    return f"a number {words}", check
+
+
+def _any_of(*kinds: _Kind) -> _Kind:
+    words = " or ".join(words for words, _ in kinds)
+    return words, lambda x: any(fits(x) for _, fits in kinds)
+
+
+def _list_of(kind: _Kind) -> _Kind:
+    words, fits = kind
+    return f"a list, each {words}", lambda x: isinstance(x, list | tuple) and all(map(fits, x))
+
+
+_SWITCH: _Kind = "true or false", lambda x: type(x) is bool
+_TEXT: _Kind = "a string", lambda x: isinstance(x, str)
+_TABLE: _Kind = "a table", lambda x: isinstance(x, Mapping) and all(isinstance(k, str) for k in x)
+_POSITIVE = _number("above 0", lambda x: x > 0)
+_NOT_NEGATIVE = _number("of at least 0", lambda x: x >= 0)
+_SHARE = _number("from 0 to 1", lambda x: 0 <= x <= 1)
+
+
+# What a config.json may hold, under our names; null stands everywhere for "not said".
+_KINDS: dict[str, _Kind] = {
+    **dict.fromkeys(("vocab_size", "hidden_size", "num_hidden_layers"), _whole(1)),
+    **dict.fromkeys(("num_attention_heads", "num_key_value_heads", "head_dim"), _whole(1)),
+    **dict.fromkeys(("intermediate_size", "sliding_window"), _whole(1)),
+    **dict.fromkeys(("max_position_embeddings", "original_max_position_embeddings"), _whole(1)),
+    **dict.fromkeys(("q_lora_rank", "kv_lora_rank", "v_head_dim"), _whole(1)),
+    **dict.fromkeys(("qk_nope_head_dim", "qk_rope_head_dim"), _whole(1)),
+    **dict.fromkeys(("max_window_layers", "first_k_dense_replace", "n_routed_experts"), _whole(0)),
+    "num_ln_in_parallel_attn": _whole(1, 2),
+    "bos_token_id": _whole(0),
+    "eos_token_id": _any_of(_whole(0), _list_of(_whole(0))),
+    "pad_token_id": _whole(-1),  # early files of Llama's say -1
+    **dict.fromkeys(("rms_norm_eps", "rope_theta"), _POSITIVE),
+    "initializer_range": _NOT_NEGATIVE,
+    "attention_dropout": _SHARE,
+    **dict.fromkeys(("tie_word_embeddings", "attention_bias", "mlp_bias"), _SWITCH),
+    **dict.fromkeys(("rope_interleave", "parallel_attn", "use_sliding_window"), _SWITCH),
+    **dict.fromkeys(("new_decoder_architecture", "multi_query"), _SWITCH),
+    "hidden_act": _TEXT,
+    "architectures": _list_of(_TEXT),
+    "layer_types": _list_of(_TEXT),
+    **dict.fromkeys(("rope_scaling", "rope_parameters"), _TABLE),
+}
+
+
+# What the tables rope_scaling and rope_parameters may hold.
+_ROPE_KINDS: dict[str, _Kind] = {
+    **dict.fromkeys(("rope_type", "type"), _TEXT),
+    "original_max_position_embeddings": _whole(1),
+    **dict.fromkeys(("rope_theta", "factor", "low_freq_factor", "high_freq_factor"), _POSITIVE),
+    **dict.fromkeys(("beta_fast", "beta_slow", "attention_factor"), _POSITIVE),
+    **dict.fromkeys(("mscale", "mscale_all_dim"), _NOT_NEGATIVE),
+    **dict.fromkeys(("long_factor", "short_factor"), _list_of(_POSITIVE)),
+    "truncate": _SWITCH,
+    "partial_rotary_factor": _POSITIVE,
+}
+
+
+def check_value(
+    key: str, value: Any, kinds: Mapping[str, _Kind] = _KINDS, *, spelling: str | None = None
+) -> None:
+    """Raises: ValueError, with the key as the file spells it, for a value of another kind."""
+    words, fits = kinds.get(key, ("", lambda _: True))
+    if value is not None and not fits(value):
+        given = repr(value) if len(repr(value)) < 200 else f"{repr(value)[:200]}..."
+        raise ValueError(f"{spelling or key} must be {words}, not {given}")
+
+
 # Keys without effect on the logits of a finished model.
 _SILENT = {
     *("_name_or_path", "architectures", "auto_map", "dtype", "torch_dtype"),
@@ -108,6 +190,8 @@ def read_config(data: Mapping[str, Any]) -> dict[str, Any]:
             raise ValueError(f"{key}={data[key]!r} is not supported: {meaning}")
     theirs = {v: k for k, v in _SPELLING.get(kind, {}).items()}
     found = {theirs.get(k, k): v for k, v in data.items() if k not in _ONLY and v is not None}
+    for key, value in found.items():
+        check_value(key, value, spelling=_SPELLING.get(kind, {}).get(key))
     sizes = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads")
     missing = [_SPELLING.get(kind, {}).get(k, k) for k in sizes if k not in found]
     if missing:
@@ -142,12 +226,11 @@ def _read_rope(found: dict[str, Any], data: Mapping[str, Any]) -> None:
     """One base and one scaling, from `rope_theta` and `rope_scaling` or from `rope_parameters`."""
     if not FAMILIES[data["model_type"]].rotary:
         return
-    given = [data.get(key) or {} for key in ("rope_scaling", "rope_parameters")]
-    if not all(isinstance(part, Mapping) for part in given):
-        raise ValueError(f"rope_scaling and rope_parameters are tables, not {given}")
-    both = {**given[0], **given[1]}
+    both = {**(data.get("rope_scaling") or {}), **(data.get("rope_parameters") or {})}
     if any(isinstance(v, dict) for v in both.values()):
         raise ValueError(f"rope_parameters that differ by layer are not supported: {both}")
+    for key, value in both.items():
+        check_value(key, value, _ROPE_KINDS, spelling=f"rope_parameters: {key}")
     if both.pop("partial_rotary_factor", 1.0) != 1.0:
         raise ValueError("rope_parameters: rotating only a part of each head is not supported")
     theta = both.pop("rope_theta", data.get("rope_theta"))
@@ -156,8 +239,6 @@ def _read_rope(found: dict[str, Any], data: Mapping[str, Any]) -> None:
         warnings.warn("the config gives no rope_theta: 10000.0, as transformers does", stacklevel=4)
     kind = both.pop("rope_type", both.pop("type", "default"))
     both.pop("type", None)
-    if not isinstance(theta, int | float):
-        raise ValueError(f"rope_theta must be a number, not {theta!r}")
     found["rope_theta"] = float(theta)
     found["rope_scaling"] = None
     if kind != "default":
@@ -205,7 +286,7 @@ def write_config(config: ModelConfig) -> dict[str, Any]:
     data = {f.name: getattr(config, f.name) for f in fields(config)}
     for key in ("rms_norm_eps", "rope_theta", "attention_dropout", "initializer_range"):
         data[key] = float(data[key])  # transformers 5 takes no whole number there
-    data["hidden_act"] = _ACTIVATIONS.get(config.hidden_act, config.hidden_act)
+    data["hidden_act"] = _ACTIVATIONS.get(data["hidden_act"], data["hidden_act"])
     latent = ("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
     drop = {"parallel_attn", "num_ln_in_parallel_attn", "rope_interleave"}
     drop |= set() if family.mla else set(latent)
@@ -215,13 +296,12 @@ def write_config(config: ModelConfig) -> dict[str, Any]:
     drop |= {"num_key_value_heads"} if kind == "gpt2" else set()
     drop |= {"head_dim"} if kind in ("gpt2", "qwen2", "falcon", "deepseek_v3") else set()
     drop |= {"sliding_window"} if config.sliding_window is None and kind != "mistral" else set()
+    extra: dict[str, Any] = {}
     if kind == "deepseek_v3":
         extra = {"rope_interleave": config.rope_interleave}
         extra |= {"first_k_dense_replace": config.num_hidden_layers}
     elif kind == "falcon":
         extra = _write_falcon(config)
-    else:
-        extra = {}
     if kind.startswith("qwen") and config.sliding_window is not None:
         extra |= {"use_sliding_window": True, "max_window_layers": 0}
     theirs = _SPELLING.get(kind, {})

@@ -8,28 +8,32 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
+import tempfile
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from minillm.config import ModelConfig
 from minillm.model import CausalLM
 from minillm.nn.layers import ACTIVATIONS
+from minillm.pretrained.families import check_value
 from minillm.pretrained.weights import read_weights, write_weights
 from minillm.tokenizer.hf_wrapper import load_tokenizer
-from minillm.utils import read_json, replacing, write_json
+from minillm.utils import read_json, recover, resolve, transaction, write_json
 
 __all__ = [
     "FILES",
     "check_savable",
     "from_pretrained",
-    "load_tokenizer",
     "local_folder",
     "save_pretrained",
 ]
@@ -80,6 +84,13 @@ WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 
 
+# What a model is read from, as names or patterns, and what its tokenizer: a saved one replaces all.
+_MODEL_FILES = [WEIGHTS, INDEX, f"model-{'[0-9]' * 5}-of-{'[0-9]' * 5}.safetensors"]
+_MODEL_FILES += ["generation_config.json"]
+_TOKENIZER_FILES = ["tokenizer.json", "tokenizer_config.json", "chat_template.jinja"]
+_TOKENIZER_FILES += ["special_tokens_map.json", "added_tokens.json"]
+
+
 def from_pretrained(
     name: str | os.PathLike[str],
     *,
@@ -91,17 +102,24 @@ def from_pretrained(
 
     Weights keep the file's dtype unless `dtype` says otherwise; where a file mixes them, the
     config's decides, else the embedding's. What `generation_config.json` says of end tokens holds.
-    The model is in evaluation mode.
+    The model is in evaluation mode. A save of the folder that was interrupted is completed first,
+    or read where it lies if the folder cannot be written.
     Raises: ValueError if a weight is missing, unexpected or of another shape, each named, or if the
         family is unknown; FileNotFoundError if there is no such folder and no hub to ask.
     """
     wanted = _dtype(dtype)
     folder = local_folder(name, revision)
+    with suppress(OSError):  # not ours to write, or in use: then read where it lies
+        recover(folder)
     data = read_json(folder / "config.json")
     config = ModelConfig.from_dict({**data, **_ends(folder)})
-    with torch.device("meta"):
-        model = CausalLM(config)
     tensors = read_weights(_read_tensors(folder), config)
+    _check_layers(tensors, config, folder)
+    try:
+        with torch.device("meta"):
+            model = CausalLM(config)
+    except (RuntimeError, OverflowError) as error:  # sizes that no tensor can have
+        raise ValueError(f"{folder} has a config of which no model can be made: {error}") from None
     _check_tensors(tensors, model, folder)
     if wanted is None and len({v.dtype for v in tensors.values()}) > 1:
         given = data.get("dtype") or data.get("torch_dtype")
@@ -113,7 +131,7 @@ def from_pretrained(
         model.model.rotary = model.model.make_rotary()
         if device is not None:
             model.model.rotary.to(device)
-    return model.eval(), load_tokenizer(folder)
+    return model.eval(), _load_tokenizer(folder)
 
 
 def save_pretrained(
@@ -125,30 +143,82 @@ def save_pretrained(
 ) -> None:
     """Write `config.json`, the weights (in several files if they are large) and the tokenizer.
 
-    Each file is replaced whole or not at all.
-    Raises: ValueError, before anything is written, for a config that its family's files cannot say.
+    Saved over an older model, the new one takes its place as a whole (see
+    `minillm.utils.transaction`): if the save is interrupted at whatever moment, `from_pretrained`
+    finds the older model or the new one, and never parts of both. The older one's weights and
+    `generation_config.json` go, and its tokenizer if a new one is given; other files stay.
+    Of a `PackedLM` the model is saved that it was made from.
+    Raises: ValueError, before anything is written, for a model that its family's files cannot hold;
+        OSError if the disk is too small, before anything is written where that can be known.
     """
-    model, folder = getattr(model, "_orig_mod", model), Path(folder)  # of a compiled model, itself
+    folder = Path(folder)
+    model = getattr(model, "_orig_mod", model)  # of a compiled model, itself
     check_savable(model.config)
-    folder.mkdir(parents=True, exist_ok=True)
-    state = {k: v.detach().cpu() for k, v in model.state_dict().items()}
+    state = {k: v.detach().cpu() for k, v in _state_of(model).items()}
     tensors = write_weights(state, model.config)
     shards = _shards(tensors, max_shard_bytes)
     names = [WEIGHTS]
     if len(shards) > 1:
         names = [f"model-{i:05}-of-{len(shards):05}.safetensors" for i in range(1, len(shards) + 1)]
-    for name, shard in zip(names, shards, strict=True):
-        with replacing(folder / name) as path:
-            save_file(shard, path, metadata={"format": "pt"})
-    if len(shards) > 1:
-        size = sum(t.nbytes for t in tensors.values())
-        places = {key: name for name, shard in zip(names, shards, strict=True) for key in shard}
-        write_json(folder / INDEX, {"metadata": {"total_size": size}, "weight_map": places})
-    _drop_stale(folder, names)
     dtype = str(next(iter(tensors.values())).dtype).removeprefix("torch.")
-    write_json(folder / "config.json", {**model.config.to_dict(), "dtype": dtype})
-    if tokenizer is not None:
-        tokenizer.save(folder)
+    size = sum(t.nbytes for t in tensors.values())
+
+    def release() -> None:
+        """Let go of the files that the model's weights may lie in."""
+        for views in (state, tensors, *shards):
+            views.clear()
+        _copy_weights(model)
+
+    old = _MODEL_FILES + (_TOKENIZER_FILES if tokenizer is not None else [])
+    with transaction(folder, remove=old, num_bytes=size, release=release) as staging:
+        if tokenizer is not None:
+            tokenizer.save(staging)
+        write_json(staging / "config.json", {**model.config.to_dict(), "dtype": dtype})
+        for name, shard in zip(names, shards, strict=True):
+            try:
+                save_file(shard, staging / name, metadata={"format": "pt"})
+            except SafetensorError as error:
+                raise OSError(f"{folder / name} could not be written: {error}") from error
+        if len(shards) > 1:
+            places = {key: name for name, shard in zip(names, shards, strict=True) for key in shard}
+            write_json(staging / INDEX, {"metadata": {"total_size": size}, "weight_map": places})
+
+
+def _state_of(model: CausalLM) -> dict[str, Tensor]:
+    """The weights that a checkpoint of the config holds, under our names.
+
+    Raises: ValueError if the model has others: loaded again, it would be another model.
+    """
+    state = model.state_dict()
+    if type(model) is not CausalLM:
+        from minillm.fast.packed import PackedLM
+
+        if isinstance(model, PackedLM):  # a copy of the weights lies beside the model's own
+            state = {k: v for k, v in state.items() if k.startswith(("model.", "lm_head."))}
+    with torch.device("meta"):
+        wanted = CausalLM(replace(model.config, num_hidden_layers=1)).state_dict()
+    layers = model.config.num_hidden_layers
+    number = sum(layers if name.startswith("model.layers.") else 1 for name in wanted)
+    in_layer = re.compile(r"(?<=^model\.layers\.)[0-9]+(?=\.)")
+    strange = sorted(name for name in state if in_layer.sub("0", name) not in wanted)
+    if strange or len(state) != number:
+        which = f"{len(state)} weights, its config says {number}; not known: {_some(strange)}"
+        raise ValueError(f"a {type(model).__name__} cannot be saved that has {which}")
+    return state
+
+
+def _copy_weights(model: nn.Module) -> None:
+    """Put the weights in memory of their own: loaded ones lie in the file, which is mapped."""
+    copies: dict[int, torch.UntypedStorage] = {}
+    for tensor in [*model.parameters(), *model.buffers()]:
+        if tensor.device.type == "cpu" and tensor.layout == torch.strided:
+            storage = tensor.untyped_storage()
+            key = storage.data_ptr()
+            if key not in copies:  # what shares memory goes on to share it
+                copies[key] = storage.clone()
+            empty = torch.empty(0, dtype=tensor.dtype)
+            shape = (tensor.storage_offset(), tensor.size(), tensor.stride())
+            tensor.data = empty.set_(copies[key], *shape)
 
 
 def _dtype(given: torch.dtype | str | None) -> torch.dtype | None:
@@ -165,8 +235,14 @@ def _dtype(given: torch.dtype | str | None) -> torch.dtype | None:
 def _ends(folder: Path) -> dict[str, Any]:
     """The end tokens for generation, which chat models have more of than their config says."""
     path = folder / "generation_config.json"
-    ends = read_json(path).get("eos_token_id") if path.exists() else None
-    return {} if ends is None else {"eos_token_id": ends}
+    ends = read_json(path).get("eos_token_id") if resolve(path).exists() else None
+    if ends is None:
+        return {}
+    try:
+        check_value("eos_token_id", ends)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+    return {"eos_token_id": ends}
 
 
 def check_savable(config: ModelConfig) -> None:
@@ -174,46 +250,88 @@ def check_savable(config: ModelConfig) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         read = dict(vars(ModelConfig.from_dict(config.to_dict())))
-    act = read["hidden_act"]  # some have several names
-    if ACTIVATIONS[act] is ACTIVATIONS[config.hidden_act]:
-        read["hidden_act"] = config.hidden_act
-    lost = [f"{k}={v!r}" for k, v in vars(config).items() if read[k] != v]
+    ours = vars(config)
+    if ACTIVATIONS[read["hidden_act"]] is ACTIVATIONS[ours["hidden_act"]]:  # some have two names
+        read["hidden_act"] = ours["hidden_act"]
+    lost = [f"{k}={v!r}" for k, v in ours.items() if read[k] != v]
     if lost:
         what = f"a {config.model_type} config.json has no place for {', '.join(lost)}"
         raise ValueError(f"{what}: a model read back would be another one")
 
 
+def _load_tokenizer(folder: Path) -> Any:
+    """The folder's tokenizer, gathered from where its files lie if a save was interrupted."""
+    places = {name: resolve(folder / name) for name in _TOKENIZER_FILES}
+    if all(path == folder / name for name, path in places.items()):
+        return load_tokenizer(folder)
+    with tempfile.TemporaryDirectory() as gathered:
+        for name, path in places.items():
+            if path.exists():
+                shutil.copyfile(path, Path(gathered, name))
+        return load_tokenizer(gathered)
+
+
 def _read_tensors(folder: Path) -> dict[str, Tensor]:
     """All tensors of the folder, from one file or from the shards that the index names."""
-    if (folder / INDEX).exists() and not (folder / WEIGHTS).exists():
+    whole, index = (resolve(folder / name).exists() for name in (WEIGHTS, INDEX))
+    if index and not whole:
         places = read_json(folder / INDEX).get("weight_map")
         if not places or not isinstance(places, dict):
             raise ValueError(f"{folder / INDEX} has no weight_map")
-        if strange := sorted({str(n) for n in places.values() if Path(str(n)).name != n}):
+        if strange := sorted({str(n) for n in places.values() if not _is_shard(n)}):
             raise ValueError(f"{folder / INDEX} names what is no file of its folder: {strange}")
-    elif (folder / WEIGHTS).exists():
+    elif whole:
         places = None
     else:
         found = sorted(p.name for p in folder.glob("*.bin")) or ["no weights at all"]
         raise ValueError(f"{folder} has no {WEIGHTS}, but {', '.join(found)}")
     files = [WEIGHTS] if places is None else sorted(set(places.values()))
     tensors: dict[str, Tensor] = {}
+    held: dict[str, str] = {}
     for name in files:
-        tensors.update(_tensors_of(folder / name))
-    absent = sorted(set(places or ()) - set(tensors))
-    if absent:
-        raise ValueError(f"the index of {folder} names tensors that no file holds: {_some(absent)}")
+        for key, tensor in _tensors_of(folder / name):
+            if key in held:
+                raise ValueError(f"{folder} holds {key} twice, in {held[key]} and in {name}")
+            tensors[key], held[key] = tensor, name
+    if places is not None:
+        if absent := sorted(places.keys() - held.keys()):
+            message = f"the index of {folder} names tensors that no file holds: {_some(absent)}"
+            raise ValueError(message)
+        if moved := sorted(key for key in places if places[key] != held[key]):
+            which = f"{moved[0]} to be in {places[moved[0]]}, and {held[moved[0]]} holds it"
+            raise ValueError(f"the index of {folder} is wrong on {len(moved)} tensors: {which}")
     return tensors
 
 
+def _is_shard(name: Any) -> bool:
+    """Whether an index may name it: a file of weights beside itself."""
+    return isinstance(name, str) and Path(name).name == name and name.endswith(".safetensors")
+
+
 def _tensors_of(path: Path) -> Iterator[tuple[str, Tensor]]:
-    if not path.exists():
+    found = resolve(path)
+    if not found.is_file():
         raise ValueError(f"{path.parent} lacks {path.name}, which its index names")
     try:
-        with safe_open(path, "pt") as file:
+        with safe_open(found, "pt") as file:
             yield from ((key, file.get_tensor(key)) for key in file.keys())  # noqa: SIM118
     except SafetensorError as error:
         raise ValueError(f"{path} is damaged or no safetensors file: {error}") from None
+
+
+def _check_layers(names: Iterable[str], config: ModelConfig, folder: Path) -> None:
+    """Raises: ValueError if the config has layers of which no weight is there.
+
+    Before a model is made of the config, which may claim any number of them.
+    """
+    found = (re.match(r"model\.layers\.([0-9]{1,9})\.", name) for name in names)
+    layers = {int(match[1]) for match in found if match}
+    absent = (i for i in range(config.num_hidden_layers) if i not in layers)
+    if (first := next(absent, None)) is not None:
+        total = config.num_hidden_layers
+        there = f"there are {total}, and weights of {sum(i < total for i in layers)}"
+        message = f"missing: model.layers.{first} (by the config {there})"
+        raise ValueError(f"{folder} does not fit its config: {message}")
 
 
 def _check_tensors(tensors: Mapping[str, Tensor], model: CausalLM, folder: Path) -> None:
@@ -252,12 +370,3 @@ def _shards(tensors: Mapping[str, Tensor], limit: int) -> list[dict[str, Tensor]
         shards[-1][name] = tensor
         size += tensor.nbytes
     return shards
-
-
-def _drop_stale(folder: Path, names: list[str]) -> None:
-    """Remove the weights of an earlier save that was cut into other files."""
-    keep = {*names, INDEX} if len(names) > 1 else set(names)
-    ours = re.compile(r"model(-\d{5}-of-\d{5})?\.safetensors")
-    for path in [*folder.glob("model*.safetensors"), folder / INDEX]:
-        if path.name not in keep and (ours.fullmatch(path.name) or path.name == INDEX):
-            path.unlink(missing_ok=True)

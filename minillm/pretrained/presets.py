@@ -37,8 +37,8 @@ _YARN = {
 
 def _preset(kind: str, vocab: int, sizes: tuple[int, ...], **more: Any) -> dict[str, Any]:
     """`sizes`: C, F, layers, H, G."""
-    keys = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
-    keys += ("num_key_value_heads",)
+    keys = ["hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"]
+    keys += ["num_key_value_heads"]
     return {"model_type": kind, "vocab_size": vocab, **dict(zip(keys, sizes, strict=True)), **more}
 
 

@@ -125,14 +125,16 @@ def _groups(config: ModelConfig) -> tuple[int, int]:
     """
     if config.model_type == "gpt2":
         return 1, config.num_attention_heads
-    return config.num_key_value_heads, config.num_attention_heads // config.num_key_value_heads
+    groups = config.num_key_value_heads or config.num_attention_heads
+    return groups, config.num_attention_heads // groups
 
 
 def _split_qkv(fused: Tensor, config: ModelConfig) -> list[Tensor]:
     """Shape: ((H + 2 G) D, ...) -> q (H D, ...), k and v (G D, ...)."""
     groups, queries = _groups(config)
     keys = queries if config.model_type == "gpt2" else 1
-    rows = [queries * config.head_dim, keys * config.head_dim, keys * config.head_dim]
+    head_dim = config.head_dim or config.hidden_size // config.num_attention_heads
+    rows = [queries * head_dim, keys * head_dim, keys * head_dim]
     if fused.shape[0] != groups * sum(rows):
         wanted = groups * sum(rows)
         raise ValueError(f"query_key_value has {fused.shape[0]} rows, the config wants {wanted}")

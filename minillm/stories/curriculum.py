@@ -109,8 +109,9 @@ def _read(
     if isinstance(node, Choice):
         ways = (_read(chain, text, start, table) for _, chain in node.ways)
         found = next((way for way in ways if way is not None), None)
-        kept = found and {slot: found[1][slot] for slot in node.keep}
-        return found and (found[0], kept, found[2])
+        if found is None:
+            return None
+        return found[0], {slot: found[1][slot] for slot in node.keep}, found[2]
     if (read := node.read(text, start, table)) is None:
         return None
     options = [option for option, _, _ in node.every(table)] if isinstance(node, Draw) else []

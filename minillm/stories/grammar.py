@@ -194,16 +194,18 @@ def apart(a: Sequence[Node], b: Sequence[Node]) -> bool:
     """Whether no text can begin both as `a` and as `b`: then a reader never has to guess."""
     if not (a and b):
         return False
-    for mine, other in ((a, b), (b, a)):
-        if isinstance(mine[0], Choice):
-            return all(apart([*chain.nodes, *mine[1:]], other) for _, chain in mine[0].ways)
-    if type(a[0]) is type(b[0]) is Copy and vars(a[0]) == vars(b[0]):
+    first, second = a[0], b[0]
+    if isinstance(first, Choice):
+        return all(apart([*chain.nodes, *a[1:]], b) for _, chain in first.ways)
+    if isinstance(second, Choice):
+        return apart(b, a)
+    if type(first) is type(second) is Copy and vars(first) == vars(second):
         return apart(a[1:], b[1:])  # the same mention: whatever it says, both say it
-    pairs = product(a[0].texts(), b[0].texts())
+    pairs = product(first.texts(), second.texts())
     if not any(x.startswith(y) or y.startswith(x) for x, y in pairs):
         return True
-    if not type(a[0]) is type(b[0]) is Text:
+    if not type(first) is type(second) is Text:
         return False
-    common = min(len(a[0].value), len(b[0].value))
-    rest = [[Text(s[0].value[common:])] if len(s[0].value) > common else [] for s in (a, b)]
+    common = min(len(first.value), len(second.value))
+    rest = [[Text(t.value[common:])] if len(t.value) > common else [] for t in (first, second)]
     return apart([*rest[0], *a[1:]], [*rest[1], *b[1:]])

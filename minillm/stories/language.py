@@ -14,7 +14,7 @@ from importlib.resources import files
 from itertools import combinations
 from typing import NamedTuple
 
-from minillm.stories.grammar import Card, Chain, Choice, Copy, Draw, Text, apart
+from minillm.stories.grammar import Card, Chain, Choice, Copy, Draw, Node, Text, apart
 
 __all__ = ["Grammar", "Rules", "Slots", "Story", "StoryLanguage", "read_notation"]
 
@@ -57,7 +57,8 @@ def read_notation(source: str, joiner: str) -> tuple[dict[str, list[Card]], Rule
 
 def _compile(template: str, slots: Slots, grammar: "Grammar", place: str) -> tuple[Chain, Slots]:
     """A template as nodes, given the slots filled before it, and the slots filled after it."""
-    nodes, slots, end = [], dict(slots), 0
+    nodes: list[Node] = []
+    slots, end = dict(slots), 0
     for match in _SLOT.finditer(template):
         nodes += [Text(template[end : match.start()])] if match.start() > end else []
         end = match.end()

@@ -1,13 +1,13 @@
 """A byte-pair tokenizer: any text to ids and back, special tokens apart.
 
 Ranks map the bytes of each token to its rank, which is also its id. Explained in notebook 02.
-Training lives in `minillm.tokenizer.trainer`, file formats in `minillm.tokenizer.hf_json`.
+Training lives in `minillm.tokenizer.trainer`, file formats in `minillm.tokenizer.hf_json`; both are
+imported when they are asked for.
 """
 
 # Built from notebooks/02_tokenizer.ipynb: edit there, then make build.
 
 import codecs
-import heapq
 import re
 import unicodedata
 from collections import Counter
@@ -17,32 +17,20 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from minillm.tokenizer.pretokenizer import (
-    GPT2_PATTERN,
-    GPT4_PATTERN,
-    LLAMA3_PATTERN,
-    QWEN2_PATTERN,
-    PreTokenizer,
-    well_formed,
-)
-from minillm.tokenizer.trainer import Ties, byte_alphabet, count_words, learn_merges
+from minillm.tokenizer.pretokenizer import GPT4_PATTERN, LLAMA3_PATTERN, PreTokenizer, well_formed
 
 __all__ = [
     "BEGIN_TOKENS",
     "END_TOKENS",
     "LONG_WORD",
-    "PATTERNS",
+    "MAX_ID",
     "Allowed",
     "BPETokenizer",
-    "Encoder",
-    "Memory",
+    "Memo",
     "StreamDecoder",
-    "Vocabulary",
     "find_merges",
-    "find_names",
-    "merge_long_word",
+    "is_id",
     "merge_word",
-    "with_parts",
 ]
 
 LONG_WORD = 72  # bytes from which the method with places by rank is the faster one
@@ -51,6 +39,8 @@ LONG_WORD = 72  # bytes from which the method with places by rank is the faster 
 def merge_word(word: bytes, ranks: Mapping[bytes, int]) -> list[bytes]:
     """Merge the neighbours whose union has the lowest rank, leftmost first, while there are any."""
     if len(word) > LONG_WORD:
+        from minillm.tokenizer.long_words import merge_long_word
+
         return merge_long_word(word, ranks)
     never = 1 << 62
     parts = [word[i : i + 1] for i in range(len(word))]
@@ -66,56 +56,7 @@ def merge_word(word: bytes, ranks: Mapping[bytes, int]) -> list[bytes]:
     return parts
 
 
-class _Places:
-    """Where neighbours may be merged, by the rank of their union; `lowest`: the lowest yet."""
-
-    def __init__(self, word: bytes, ranks: Mapping[bytes, int]) -> None:
-        self.by_rank: dict[int, list[int]] = {}
-        self.queue: list[tuple[int, int]] = []  # a heap of (rank, length of the union)
-        self.lowest = 0
-        for i in range(len(word) - 1):
-            if (rank := ranks.get(word[i : i + 2])) is not None:
-                self.add(rank, i, i + 2)
-
-    def add(self, rank: int, start: int, stop: int) -> None:
-        if rank in self.by_rank:
-            self.by_rank[rank].append(start)
-        else:
-            self.by_rank[rank] = [start]
-            heapq.heappush(self.queue, (rank, stop - start))
-            self.lowest = min(self.lowest, rank)
-
-
-def merge_long_word(word: bytes, ranks: Mapping[bytes, int]) -> list[bytes]:
-    """What `merge_word` does, in O(n log n): places grouped by rank, neighbours linked."""
-    size, get = len(word), ranks.get
-    after = list(range(1, size + 1))  # where the part that begins here ends, -1 inside a part
-    before = list(range(-1, size))  # where the part that ends here begins
-    places = _Places(word, ranks)
-    while places.queue:
-        rank, length = heapq.heappop(places.queue)
-        places.lowest = rank
-        found = sorted(places.by_rank.pop(rank))
-        for k, i in enumerate(found):
-            middle, end = after[i], i + length
-            if not i < middle < end or after[middle] != end:
-                continue  # an earlier merge took one of the two
-            after[i], before[end], after[middle] = end, i, -1
-            if i and (new := get(word[before[i] : end])) is not None:
-                places.add(new, before[i], end)
-            if end < size and (new := get(word[i : after[end]])) is not None:
-                places.add(new, i, after[end])
-            if places.lowest < rank:  # no training makes such ranks; the rest has to wait
-                for later in found[k + 1 :]:
-                    places.add(rank, later, later + length)
-                break
-    starts = [0]
-    while after[starts[-1]] < size:
-        starts.append(after[starts[-1]])
-    return [word[i : after[i]] for i in starts]
-
-
-class Memory(dict):
+class Memo(dict):
     """What a function of a string returned; forgets all when full, never keeps a long string."""
 
     def __init__(
@@ -137,54 +78,67 @@ BEGIN_TOKENS = ("<|begin_of_text|>", "<|startoftext|>", "<bos>", "<s>")
 
 END_TOKENS = ("<|endoftext|>", "<|end_of_text|>", "<|im_end|>", "<eos>", "</s>")
 
+Allowed = Literal["all"] | Collection[str]  # special tokens that a text may spell
 
-def find_names(
-    text: str,
-    names: re.Pattern[str] | None,
-    special: Collection[str],
-    allowed: Literal["all"] | Collection[str] | None,
-) -> Iterator[re.Match[str]]:
-    """The special and added tokens that `text` spells; not the special ones if allowed is None.
+MAX_ID = (1 << 31) - 1
 
-    Raises: ValueError for a special token that is not allowed.
+
+def is_id(value: Any) -> bool:
+    """Whether `value` can be the id of a token; True, 0.5 and 10**15 cannot."""
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_ID
+
+
+class BPETokenizer:
+    """Byte-pair encoding in which ranks are ids, as in tiktoken: a lower rank is merged earlier.
+
+    Args:
+        ranks: bytes of each token -> its id; all 256 bytes must be there.
+        pattern: the regular expression that cuts text into words.
+        special_tokens: spelling -> id; text never makes them unless the caller allows it.
+        added_tokens: the same for those that any text may make, such as Qwen 3's `<think>`.
+        bos_token, eos_token, pad_token: which of them begin and end a text, and fill a batch
+            (default: the first well-known name; the end token also fills).
+        add_bos: `encode` puts the begin token first.
+        normalizer: "NFC" composes characters before encoding, so decoding returns composed text.
+        chat_template: a Jinja2 template for `apply_chat_template`.
+    Raises: ValueError if ids or names repeat, bytes are missing, one of the three is unknown, the
+        pattern is bad, the normalizer unknown, or a begin token to be added when there is none.
     """
-    for match in names.finditer(text) if names else ():
-        if (name := match[0]) in special:
-            if allowed is None:
-                continue  # plain text, also where an added token lies inside it
-            if allowed != "all" and name not in allowed:
-                raise ValueError(
-                    f"the text spells the special token {name!r}: allow it by allowed_special, "
-                    "or call encode_ordinary to read it as plain text"
-                )
-        yield match
-
-
-class _Tokens:
-    """Ids, the bytes that each stands for, and special tokens; see `Vocabulary`."""
 
     def __init__(
         self,
         ranks: Mapping[bytes, int],
+        pattern: str,
         special_tokens: Mapping[str, int] | None = None,
         *,
         added_tokens: Mapping[str, int] | None = None,
         bos_token: str | None = None,
         eos_token: str | None = None,
         pad_token: str | None = None,
+        add_bos: bool = False,
+        normalizer: Literal["NFC"] | None = None,
+        chat_template: str | None = None,
     ) -> None:
         self.ranks, self.special_tokens = dict(ranks), dict(special_tokens or {})
         self.added_tokens = dict(added_tokens or {})
         self._named = {**self.special_tokens, **self.added_tokens}
+        for i in chain(self.ranks.values(), self._named.values()):
+            if not is_id(i):
+                raise ValueError(
+                    f"an id is a whole number from 0 to {MAX_ID:,}, not negative: {i!r}"
+                )
         self._bytes = {i: token for token, i in self.ranks.items()}
         self._bytes |= {i: token.encode() for token, i in self._named.items()}
         known = self.special_tokens.keys()
         self.bos_token = bos_token or next((name for name in BEGIN_TOKENS if name in known), None)
         self.eos_token = eos_token or next((name for name in END_TOKENS if name in known), None)
         self.pad_token = pad_token or self.eos_token
+        self.pattern, self.add_bos = pattern, add_bos
+        self.normalizer, self.chat_template = normalizer, chat_template
+        self._check()
         spellings = sorted(map(re.escape, self._named), key=len, reverse=True)
         self._names = re.compile("|".join(spellings)) if spellings else None
-        self._check()
+        self._pre = PreTokenizer(pattern)
 
     def _check(self) -> None:
         missing = [byte for byte in range(256) if bytes([byte]) not in self.ranks]
@@ -196,15 +150,15 @@ class _Tokens:
         if len(self._bytes) < len(ids):
             shared = next(i for i, count in Counter(ids).items() if count > 1)
             raise ValueError(f"two tokens share the id {shared}")
-        if min(ids) < 0 or b"" in self._bytes.values():
-            raise ValueError(f"a token is empty, or its id negative (lowest id: {min(ids)})")
+        if b"" in self._bytes.values():
+            raise ValueError("a token is empty")
         for name in (self.bos_token, self.eos_token, self.pad_token):
             if name is not None and name not in self.special_tokens:
                 raise ValueError(f"{name!r} is none of the special tokens {[*self.special_tokens]}")
-
-
-class _Decoding(_Tokens):
-    """From ids to bytes and text; see `Vocabulary`."""
+        if self.normalizer not in (None, "NFC"):
+            raise ValueError(f"normalizer must be 'NFC' or None, not {self.normalizer!r}")
+        if self.add_bos and self.bos_token is None:
+            raise ValueError("add_bos needs a bos_token")
 
     def decode_bytes(self, ids: Iterable[int]) -> bytes:
         """The bytes of `ids`, exactly. Raises: ValueError for an unknown id."""
@@ -220,7 +174,7 @@ class _Decoding(_Tokens):
 
     def decoder(self) -> "StreamDecoder":
         """A decoder for ids that arrive one by one."""
-        return StreamDecoder(self)
+        return StreamDecoder(self.decode_bytes)
 
     def __len__(self) -> int:
         return len(self._bytes)
@@ -230,35 +184,23 @@ class _Decoding(_Tokens):
         """Rows that an embedding needs: the greatest id plus one."""
         return max(self._bytes) + 1
 
-
-class Vocabulary(_Decoding):
-    """Ids and their bytes, with special tokens apart.
-
-    Args:
-        ranks: bytes of each token -> its id; all 256 bytes must be there.
-        special_tokens: spelling -> id; text never makes them unless the caller allows it.
-        added_tokens: the same for those that any text may make, such as Qwen 3's `<think>`.
-        bos_token, eos_token, pad_token: which of them begin and end a text, and fill a batch
-            (default: the first well-known name; the end token also fills).
-    Raises: ValueError if ids or names repeat, bytes are missing, or one of the three is unknown.
-    """
-
     @property
     def bos_token_id(self) -> int | None:
-        return self.special_tokens.get(self.bos_token)
+        return None if self.bos_token is None else self.special_tokens[self.bos_token]
 
     @property
     def eos_token_id(self) -> int | None:
-        return self.special_tokens.get(self.eos_token)
+        return None if self.eos_token is None else self.special_tokens[self.eos_token]
 
     @property
     def pad_token_id(self) -> int | None:
-        return self.special_tokens.get(self.pad_token)
+        return None if self.pad_token is None else self.special_tokens[self.pad_token]
 
     @cached_property
     def merges(self) -> list[tuple[bytes, bytes]]:
         """The pair that makes each longer token, in order (without tokens that no pair makes)."""
-        return [tuple(parts) for _, parts in find_merges(self.ranks) if len(parts) == 2]
+        pairs = (parts for _, parts in find_merges(self.ranks) if len(parts) == 2)
+        return [(left, right) for left, right in pairs]
 
     def pad(
         self, rows: Iterable[list[int]], side: Literal["left", "right"]
@@ -267,121 +209,48 @@ class Vocabulary(_Decoding):
 
         Raises: ValueError for an unknown side, or if there is no pad token.
         """
-        if side not in ("left", "right") or self.pad_token is None:
+        pad = self.pad_token_id
+        if side not in ("left", "right") or pad is None:
             raise ValueError(f"cannot pad on side {side!r} with pad token {self.pad_token!r}")
         rows = [*rows]
         length = max(map(len, rows), default=0)
         ids, mask = [], []
         for row in rows:
             gap = length - len(row)
-            fill, real, empty = [self.pad_token_id] * gap, [1] * len(row), [0] * gap
+            fill, real, empty = [pad] * gap, [1] * len(row), [0] * gap
             ids.append(fill + row if side == "left" else row + fill)
             mask.append(empty + real if side == "left" else real + empty)
         return ids, mask
 
+    def _encode_text(self, text: str) -> list[int]:
+        """Ids of `text`, no special or added token in sight: words, each merged once."""
+        text = well_formed(text)
+        if self.normalizer:
+            text = unicodedata.normalize(self.normalizer, text)
+        ids: list[int] = []
+        for block in self._pre.blocks([text], size=1 << 16):
+            ids += chain.from_iterable(map(self._memo.__getitem__, self._pre.words(block)))
+        return ids
 
-def find_merges(ranks: Mapping[bytes, int]) -> Iterator[tuple[bytes, list[bytes]]]:
-    """Each token of two bytes or more, in order, with the parts that lower ranks make of it.
-
-    Two parts are the merge that makes the token; more mean that no merge of two tokens does.
-    """
-    lower: dict[bytes, int] = {}
-    for token in sorted(ranks, key=ranks.__getitem__):
-        if len(token) > 1:
-            yield token, merge_word(token, lower)
-        lower[token] = ranks[token]
-
-
-class StreamDecoder:
-    """Ids in, whole characters out: the bytes of an unfinished character wait for the rest."""
-
-    def __init__(self, vocabulary: Vocabulary) -> None:
-        self._vocabulary = vocabulary
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-
-    def push(self, token_id: int) -> str:
-        """The characters that `token_id` completes; often none."""
-        return self._decoder.decode(self._vocabulary.decode_bytes([token_id]))
-
-    def finish(self) -> str:
-        """What is left at the end: U+FFFD for an unfinished character, else nothing."""
-        return self._decoder.decode(b"", final=True)
-
-
-PATTERNS = {
-    "gpt2": GPT2_PATTERN,
-    "gpt4": GPT4_PATTERN,
-    "llama3": LLAMA3_PATTERN,
-    "qwen2": QWEN2_PATTERN,
-}
-
-Allowed = Literal["all"] | Collection[str]
-
-
-class _WordEncoder(Vocabulary):
-    """Text to ids, no special token in sight: words, then merges; every word is merged once."""
-
-    def __init__(
-        self,
-        ranks: Mapping[bytes, int],
-        pattern: str,
-        special_tokens: Mapping[str, int] | None = None,
-        *,
-        add_bos: bool = False,
-        normalizer: Literal["NFC"] | None = None,
-        chat_template: str | None = None,
-        **named: Any,
-    ) -> None:
-        super().__init__(ranks, special_tokens, **named)
-        if normalizer not in (None, "NFC"):
-            raise ValueError(f"normalizer must be 'NFC' or None, not {normalizer!r}")
-        if add_bos and self.bos_token is None:
-            raise ValueError("add_bos needs a bos_token")
-        self.pattern, self.add_bos = pattern, add_bos
-        self.normalizer, self.chat_template = normalizer, chat_template
-        self._pre = PreTokenizer(pattern)
-        self._memory = Memory(self._encode_word)
+    @cached_property
+    def _memo(self) -> Memo:
+        return Memo(self._encode_word)
 
     def _encode_word(self, word: str) -> list[int]:
         data = word.encode()
         parts = [data] if data in self.ranks else merge_word(data, self.ranks)
         return [self.ranks[part] for part in parts]
 
-    def encode_ordinary(self, text: str) -> list[int]:
-        """Ids of `text`, in which the spelling of a special token is text like any other."""
-        text = well_formed(text)
-        if self.normalizer:
-            text = unicodedata.normalize(self.normalizer, text)
-        ids: list[int] = []
-        for block in self._pre.blocks([text], size=1 << 16):
-            ids += chain.from_iterable(map(self._memory.__getitem__, self._pre.words(block)))
-        return ids
-
-
-class Encoder(_WordEncoder):
-    """Text to ids: special tokens first, then words, then merges. Args: see `BPETokenizer`."""
-
     def encode(self, text: str, *, allowed_special: Allowed = ()) -> list[int]:
         """Ids of `text`; a special token that it spells becomes one id, if allowed.
 
         Raises: ValueError if the text spells a special token that is not allowed.
         """
-        ids = [self.bos_token_id] if self.add_bos else []
-        return ids + self._encode_named(text, allowed_special)
+        return self._begin + self._encode_parts(text, allowed_special)
 
     def encode_ordinary(self, text: str) -> list[int]:
         """Ids of `text`, in which the spelling of a special token is text like any other."""
-        if not self.added_tokens:
-            return super().encode_ordinary(text)
-        return self._encode_named(text, None)
-
-    def _encode_named(self, text: str, allowed: Allowed | None) -> list[int]:
-        ids, start = [], 0
-        for name in find_names(text, self._names, self.special_tokens, allowed):
-            ids += super().encode_ordinary(text[start : name.start()])
-            ids.append(self._named[name[0]])
-            start = name.end()
-        return ids + super().encode_ordinary(text[start:])
+        return self._encode_parts(text, None) if self.added_tokens else self._encode_text(text)
 
     def encode_batch(
         self,
@@ -396,19 +265,35 @@ class Encoder(_WordEncoder):
 
     def encode_iterable(self, texts: Iterable[str]) -> Iterator[int]:
         """Ids of the concatenation of `texts`, special tokens allowed, in constant memory."""
-        if self.add_bos:
-            yield self.bos_token_id
+        yield from self._begin
         for block in self._pre.blocks(texts, whole=self._names):
-            yield from self._encode_named(block, "all")
+            yield from self._encode_parts(block, "all")
 
+    @property
+    def _begin(self) -> list[int]:
+        return [self.bos_token_id] if self.add_bos and self.bos_token_id is not None else []
 
-if TYPE_CHECKING:
-    import tiktoken
-    import tokenizers
+    def _encode_parts(self, text: str, allowed: Allowed | None) -> list[int]:
+        """Ids of the special and added tokens in `text`, and of the texts between them."""
+        ids, start = [], 0
+        for found in self._find_special(text, allowed):
+            ids += self._encode_text(text[start : found.start()])
+            ids.append(self._named[found[0]])
+            start = found.end()
+        return ids + self._encode_text(text[start:])
 
-
-class _Trainable(Encoder):
-    """A tokenizer that can be learnt from texts; see `BPETokenizer`."""
+    def _find_special(self, text: str, allowed: Allowed | None) -> Iterator[re.Match[str]]:
+        """The special and added tokens that `text` spells; if allowed is None, the added ones."""
+        for match in self._names.finditer(text) if self._names else ():
+            if (name := match[0]) in self.special_tokens:
+                if allowed is None:
+                    continue  # plain text, also where an added token lies inside it
+                if allowed != "all" and name not in allowed:
+                    raise ValueError(
+                        f"the text spells the special token {name!r}: allow it by "
+                        "allowed_special, or call encode_ordinary to read it as plain text"
+                    )
+            yield match
 
     @classmethod
     def train(
@@ -418,7 +303,7 @@ class _Trainable(Encoder):
         *,
         pattern: str = GPT4_PATTERN,
         special_tokens: Collection[str] = (),
-        ties: Ties = "greatest",
+        ties: "Ties" = "greatest",
         progress: bool = False,
     ) -> "BPETokenizer":
         """Learn `vocab_size` ids: bytes, merges (fewer if the text runs out), special tokens.
@@ -426,6 +311,8 @@ class _Trainable(Encoder):
         Raises: ValueError if `vocab_size` has no room for the bytes and the special tokens, or
             if these are one string, or the same twice.
         """
+        from minillm.tokenizer.trainer import byte_alphabet, count_words, learn_merges
+
         if isinstance(special_tokens, str) or len({*special_tokens}) < len(special_tokens):
             raise ValueError(f"special_tokens must be different names, not {special_tokens!r}")
         num_merges = vocab_size - 256 - len(special_tokens)
@@ -438,19 +325,6 @@ class _Trainable(Encoder):
         ranks = {token: i for i, token in enumerate(tokens)}
         return cls(ranks, pattern, {t: len(ranks) + i for i, t in enumerate(special_tokens)})
 
-
-def with_parts(ids: Iterable[int], ranks: Mapping[bytes, int]) -> set[int]:
-    """`ids`, the ids of all tokens they are merged from, and those of the 256 bytes."""
-    keep = {*ids}
-    for token, parts in reversed([*find_merges(ranks)]):
-        if ranks[token] in keep:
-            keep.update(ranks[part] for part in parts)
-    return keep | {ranks[bytes([byte])] for byte in range(256)}
-
-
-class _Prunable(_Trainable):
-    """A tokenizer that can drop ids; see `BPETokenizer`."""
-
     def prune(self, keep_ids: Iterable[int]) -> tuple["BPETokenizer", list[int]]:
         """A smaller tokenizer, and the old id of each of its ids: new embedding = old[old_ids].
 
@@ -460,7 +334,10 @@ class _Prunable(_Trainable):
         keep = {*keep_ids, *self._named.values()}
         if unknown := keep - self._bytes.keys():
             raise ValueError(f"no token has the id {min(unknown)}; there are {len(self)} ids")
-        old_ids = sorted(with_parts(keep, self.ranks))
+        for token, parts in reversed([*find_merges(self.ranks)]):
+            if self.ranks[token] in keep:
+                keep.update(self.ranks[part] for part in parts)
+        old_ids = sorted(keep | {self.ranks[bytes([byte])] for byte in range(256)})
         new_id = {old: new for new, old in enumerate(old_ids)}
         ranks = {token: new_id[i] for token, i in self.ranks.items() if i in new_id}
         special = {token: new_id[i] for token, i in self.special_tokens.items()}
@@ -468,10 +345,6 @@ class _Prunable(_Trainable):
         names = ("bos_token", "eos_token", "pad_token", "add_bos", "normalizer", "chat_template")
         options = {name: getattr(self, name) for name in names}
         return BPETokenizer(ranks, self.pattern, special, added_tokens=added, **options), old_ids
-
-
-class _Exchanged(_Prunable):
-    """Chats, and the same tokenizer in other libraries."""
 
     def apply_chat_template(
         self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True
@@ -483,7 +356,7 @@ class _Exchanged(_Prunable):
         from minillm.tokenizer.chat import render_chat
 
         text = render_chat(self, messages, add_generation_prompt=add_generation_prompt)
-        return self._encode_named(text, "all")
+        return self._encode_parts(text, "all")
 
     def to_tiktoken(self) -> "tiktoken.Encoding":
         """The same tokenizer in the native library tiktoken (warns where tiktoken may differ)."""
@@ -496,20 +369,6 @@ class _Exchanged(_Prunable):
         from minillm.tokenizer import hf_json
 
         return hf_json.to_hf(self)
-
-
-class BPETokenizer(_Exchanged):
-    """Byte-pair encoding in which ranks are ids, as in tiktoken: a lower rank is merged earlier.
-
-    Args:
-        ranks, special_tokens, added_tokens, bos_token, eos_token, pad_token: see `Vocabulary`.
-        pattern: the regular expression that cuts text into words.
-        add_bos: `encode` puts the begin token first.
-        normalizer: "NFC" composes characters before encoding, so decoding returns composed text.
-        chat_template: a Jinja2 template for `apply_chat_template`.
-    Raises: ValueError as `Vocabulary`, for a bad pattern, an unknown normalizer, or a begin token
-        to be added when there is none.
-    """
 
     def save(self, directory: str | Path) -> None:
         """Write `tokenizer.json` and `tokenizer_config.json`, which Hugging Face reads."""
@@ -542,3 +401,39 @@ class BPETokenizer(_Exchanged):
         from minillm.tokenizer import hf_json
 
         return cls(hf_json.read_tiktoken(Path(path)), pattern, special_tokens)
+
+
+def find_merges(ranks: Mapping[bytes, int]) -> Iterator[tuple[bytes, list[bytes]]]:
+    """Each token of two bytes or more, in order, with the parts that lower ranks make of it.
+
+    Two parts are the merge that makes the token; more mean that no merge of two tokens does.
+    """
+    lower: dict[bytes, int] = {}
+    for token in sorted(ranks, key=ranks.__getitem__):
+        if len(token) > 1:
+            yield token, merge_word(token, lower)
+        lower[token] = ranks[token]
+
+
+class StreamDecoder:
+    """Ids in, whole characters out: the bytes of an unfinished character wait for the rest."""
+
+    def __init__(self, decode_bytes: Callable[[Iterable[int]], bytes]) -> None:
+        self._decode_bytes = decode_bytes
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def push(self, token_id: int) -> str:
+        """The characters that `token_id` completes; often none."""
+        return self._decoder.decode(self._decode_bytes([token_id]))
+
+    def finish(self) -> str:
+        """What is left at the end: U+FFFD for an unfinished character, else nothing."""
+        return self._decoder.decode(b"", final=True)
+
+
+if TYPE_CHECKING:
+    from minillm.tokenizer.trainer import Ties
+
+if TYPE_CHECKING:
+    import tiktoken
+    import tokenizers

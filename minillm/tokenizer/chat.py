@@ -8,8 +8,10 @@ by hand; notebook 02 shows how a template works.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
+from itertools import count
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -39,29 +41,169 @@ def render_chat(
 ) -> str:
     """The conversation as the tokenizer's chat template writes it.
 
-    Raises: ValueError if there is no template, if it refuses the messages, or if one of them
-        spells a special token, which would let its author speak as somebody else.
+    The special tokens of the result are compared with those of the same conversation with harmless
+    strings: pieces that only join to a special token, or become one by a filter, are found as well.
+
+    Raises: ValueError if there is no template, if it refuses the messages, if these are not dicts
+        of strings (or of lists of dicts of strings), or if a string makes a special token, which
+        would let its author speak as somebody else.
     """
     if tokenizer.chat_template is None:
         raise ValueError("this tokenizer came without a chat template")
-    for text in _strings(messages):
+    plain = _plain(messages)
+    places = [*_strings(plain)]
+    for place, text in places:
         for token in tokenizer.special_tokens:
             if token in text:
-                raise ValueError(f"a message spells the special token {token!r}: {text[:80]!r}")
+                raise ValueError(
+                    f"a message spells the special token {token!r}: {text[:80]!r}, {place}"
+                )
+    render = _renderer(tokenizer, add_generation_prompt)
+    text = render(plain)
+    harmless = _Harmless(tokenizer.special_tokens, tokenizer.chat_template)
+
+    def special(keep: int) -> list[int] | None:
+        try:
+            return _special_ids(tokenizer, render(harmless.copy(plain, keep)))
+        except ValueError:
+            return None  # refused
+
+    expected = special(0)
+    if expected is None:
+        raise ValueError(
+            "the chat template decides by the words of the messages: it refuses others"
+        )
+    if _special_ids(tokenizer, text) != expected:
+        first = next(n for n in range(len(places)) if special(n + 1) != expected)
+        place, made_by = places[first]
+        raise ValueError(
+            f"a special token is made by {made_by[:80]!r}, {place}, alone or with what is written "
+            "before it; or the chat template writes other special tokens for other words"
+        )
+    return text
+
+
+def _renderer(tokenizer: Any, add_generation_prompt: bool) -> Callable[[list[dict[str, Any]]], str]:
+    """The function from plain messages to the text that the template writes."""
     environment = _environment()
     from jinja2.exceptions import TemplateError
 
     tokens = {name: getattr(tokenizer, name) for name in ("bos_token", "eos_token", "pad_token")}
-    try:
-        return environment.from_string(tokenizer.chat_template).render(
-            messages=messages,
-            tools=None,
-            documents=None,
-            add_generation_prompt=add_generation_prompt,
-            **{name: token for name, token in tokens.items() if token is not None},
-        )
-    except (TemplateError, *_MISTAKES) as error:
-        raise ValueError(f"the chat template refuses these messages: {error}") from None
+    tokens = {name: token for name, token in tokens.items() if token is not None}
+    options = {"tools": None, "documents": None, "add_generation_prompt": add_generation_prompt}
+
+    def render(messages: list[dict[str, Any]]) -> str:
+        try:
+            template = environment.from_string(tokenizer.chat_template)
+            return template.render(messages=messages, **options, **tokens)
+        except (TemplateError, *_MISTAKES) as error:
+            raise ValueError(f"the chat template refuses these messages: {error}") from None
+
+    return render
+
+
+def _special_ids(tokenizer: Any, text: str) -> list[int]:
+    """The special tokens that the tokenizer finds in a text, in order."""
+    library = getattr(tokenizer, "library", None)
+    unknown = getattr(library and library.model, "unk_token", None)  # what it cannot spell
+    ids = {i for name, i in tokenizer.special_tokens.items() if name != unknown}
+    return [i for i in tokenizer.encode(text, allowed_special="all") if i in ids]
+
+
+def _plain(messages: Any) -> list[dict[str, Any]]:
+    """A copy of the messages that is made of nothing but dicts, lists and strings.
+
+    A generator would be used up by the first reader, an object could read differently each time.
+    """
+    if not isinstance(messages, list | tuple):
+        raise ValueError(f"messages must be a list of dicts, not a {type(messages).__name__}")
+    return [_fields(message, f"messages[{i}]", True) for i, message in enumerate(messages)]
+
+
+def _fields(message: Any, place: str, may_hold_lists: bool) -> dict[str, Any]:
+    if not isinstance(message, Mapping):
+        raise ValueError(f"{place} must be a dict of strings, not a {type(message).__name__}")
+    found: dict[str, Any] = {}
+    for key, value in message.items():
+        if not isinstance(key, str):
+            raise ValueError(f"{place} has a key that is no string, but a {type(key).__name__}")
+        name = _exact(key)
+        inside = f"{place}[{name!r}]"
+        if isinstance(value, str):
+            found[name] = _exact(value)
+        elif may_hold_lists and isinstance(value, list | tuple):
+            found[name] = [_fields(part, f"{inside}[{n}]", False) for n, part in enumerate(value)]
+        else:
+            raise ValueError(f"{inside} must be a string, not a {type(value).__name__}")
+    return found
+
+
+def _exact(text: str) -> str:
+    """The characters of `text` as a plain string: an heir of `str` may say something else."""
+    return str.__str__(text)
+
+
+def _strings(messages: list[dict[str, Any]]) -> Iterator[tuple[str, str]]:
+    """Where each string of plain messages stands, and the string: keys first, then values."""
+    for i, message in enumerate(messages):
+        for key, value in message.items():
+            yield f"a key of messages[{i}]", key
+            if isinstance(value, str):
+                yield f"messages[{i}][{key!r}]", value
+                continue
+            for n, part in enumerate(value):
+                for name, text in part.items():
+                    yield f"a key of messages[{i}][{key!r}][{n}]", name
+                    yield f"messages[{i}][{key!r}][{n}][{name!r}]", text
+
+
+# What programs, not users, write into a message: it stands in the harmless copy as well.
+_KEYS = {"role", "content", "type", "text", "name"}
+_VALUES = {
+    "role": {"system", "developer", "user", "assistant", "tool", "function", "ipython", "model"},
+    "type": {"text", "image", "audio", "video", "image_url", "input_text", "output_text"},
+}
+
+
+class _Harmless:
+    """Copies of messages whose strings neither are nor become parts of special tokens.
+
+    Each character but white space becomes a letter that no special token holds. Keys, roles and
+    types stay if they are well known, or if the template itself names them.
+    """
+
+    def __init__(self, special_tokens: Iterable[str], template: str) -> None:
+        used = "".join(special_tokens)
+        used += used.lower() + used.upper()
+        letters = (chr(code) for code in range(ord("a"), 0x3000) if chr(code).isalpha())
+        self.letter = next(c for c in letters if c not in used and c.upper() not in used)
+        quoted = re.findall(r"""(['"])(\w+)\1""", template)
+        self.values = {word for _, word in quoted}
+        self.keys = {*_KEYS, *self.values, *re.findall(r"\.(\w+)", template)}
+
+    def copy(self, messages: list[dict[str, Any]], keep: int) -> list[dict[str, Any]]:
+        """The messages with harmless strings but for the first `keep`, counted as `_strings`."""
+        number = count(1)
+
+        def string(text: str, known: Collection[str]) -> str:
+            if next(number) <= keep or text in known:
+                return text
+            return "".join(c if c.isspace() else self.letter for c in text)
+
+        def fields(message: dict[str, Any]) -> dict[str, Any]:
+            found: dict[str, Any] = {}
+            for key, value in message.items():
+                name = string(key, self.keys)
+                while name in found:
+                    name += self.letter
+                if isinstance(value, str):
+                    known = _VALUES[key] | self.values if key in _VALUES else ()
+                    found[name] = string(value, known)
+                else:
+                    found[name] = [fields(part) for part in value]
+            return found
+
+        return [fields(message) for message in messages]
 
 
 def _environment() -> Environment:
@@ -82,7 +224,7 @@ def _environment() -> Environment:
     class Generation(Extension):
         """{% generation %} marks what an assistant says, for training; here it changes nothing."""
 
-        tags = frozenset({"generation"})
+        tags = {"generation"}  # noqa: RUF012 (as Jinja declares it)
 
         def parse(self, parser: Parser) -> list[nodes.Node]:
             next(parser.stream)
@@ -100,12 +242,3 @@ def _environment() -> Environment:
     environment.globals["raise_exception"] = raise_exception
     environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
     return environment
-
-
-def _strings(value: Any) -> list[str]:
-    """All strings inside nested lists and mappings."""
-    if isinstance(value, str):
-        return [value]
-    if isinstance(value, Mapping):
-        value = [*value.values()]
-    return [s for item in value for s in _strings(item)] if isinstance(value, Sequence) else []

@@ -11,24 +11,31 @@ import binascii
 import hashlib
 import json
 import warnings
-from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from minillm.tokenizer.bpe import find_merges
+from minillm.tokenizer.bpe import find_merges, is_id
 from minillm.tokenizer.chat import choose_template
 from minillm.tokenizer.pretokenizer import GPT2_PATTERN
-from minillm.utils import replacing
+from minillm.tokenizer.trainer import bytes_to_unicode
+from minillm.utils import read_json, replacing
 
 __all__ = [
+    "CONFIG_FIELDS",
     "DIGEST",
     "NAMES",
+    "TOKENIZER_FIELDS",
+    "Test",
+    "arguments",
+    "check_fields",
     "check_merges",
     "digest",
     "load",
-    "read_json",
+    "read_config",
     "read_tiktoken",
+    "read_tokenizer",
     "save",
     "spell",
     "splits",
@@ -40,15 +47,7 @@ __all__ = [
 
 DIGEST = "minillm_sha256"  # in the model's part of our files; other readers pass over it
 
-
-def _stand_ins() -> dict[int, str]:
-    """GPT-2's printable stand-in for each byte: itself, or the next letter from U+0100 on."""
-    printable = {*range(33, 127), *range(161, 173), *range(174, 256)}
-    rest = iter(range(256, 512))
-    return {byte: chr(byte if byte in printable else next(rest)) for byte in range(256)}
-
-
-_STAND_IN = _stand_ins()
+_STAND_IN = bytes_to_unicode()
 
 _BYTE = {character: byte for byte, character in _STAND_IN.items()}
 
@@ -84,16 +83,16 @@ def check_merges(
     for left, right in merges:
         rank = ranks.get(left + right)
         if rank is None or left not in ranks or right not in ranks:
-            raise ValueError(f"the merge of {left} and {right} is not in the vocabulary")
+            raise ValueError(f"the merge of {left!r} and {right!r} is not in the vocabulary")
         if rank < last:
-            raise ValueError(f"the merge of {left} and {right} is out of the order of ids")
+            raise ValueError(f"the merge of {left!r} and {right!r} is out of the order of ids")
         last = rank
         listed[left + right].add((left, right))
     for token, parts in find_merges(ranks):
         if len(parts) == 2 and tuple(parts) not in listed[token]:
-            raise ValueError(f"{token} should be merged from {parts}, which is not listed")
+            raise ValueError(f"{token!r} should be merged from {parts}, which is not listed")
         if len(parts) > 2 and not (whole_words and listed[token] == {*splits(token, ranks)}):
-            raise ValueError(f"no merge makes the token {token}, and ignore_merges does not help")
+            raise ValueError(f"no merge makes the token {token!r}, and ignore_merges does not help")
 
 
 def digest(content: Mapping[str, Any]) -> str:
@@ -103,7 +102,7 @@ def digest(content: Mapping[str, Any]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def read_json(content: Mapping[str, Any]) -> dict[str, Any]:
+def arguments(content: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments of `BPETokenizer` that the content of a `tokenizer.json` asks for."""
     model = content["model"]
     if DIGEST in model and model[DIGEST] != digest(content):
@@ -114,11 +113,6 @@ def read_json(content: Mapping[str, Any]) -> dict[str, Any]:
         named[token.get("special", True)][token["content"]] = token["id"]
     ids = named[True] | named[False]
     vocab = {name: i for name, i in model["vocab"].items() if ids.get(name) != i}
-    if DIGEST not in model and (alike := vocab.keys() & ids.keys()):
-        name = min(alike)
-        raise ValueError(
-            f"{name!r} has the id {ids[name]} as added, {vocab[name]} as ordinary token"
-        )
     ranks = {unspell(name): i for name, i in vocab.items()}
     pairs = [m.split(" ") if isinstance(m, str) else m for m in model["merges"]]
     merges = [(unspell(left), unspell(right)) for left, right in pairs]
@@ -178,7 +172,7 @@ def _pattern(pre_tokenizer: Mapping[str, Any] | None) -> str:
 def _begin_token(processor: Mapping[str, Any] | None) -> str | None:
     """The begin token that a post-processor adds to a text, if it adds any."""
     steps = [processor] if processor else []
-    if steps and processor["type"] == "Sequence":
+    if processor and processor["type"] == "Sequence":
         steps = processor["processors"]
     steps = [step for step in steps if step["type"] != "ByteLevel"]  # that one moves offsets only
     if not steps:
@@ -224,7 +218,8 @@ def to_json(tokenizer: "BPETokenizer") -> dict[str, Any]:
     `ignore_merges` lets a whole word be one of them, as Llama 3's file does.
     Raises: ValueError if a special or added token is spelled as the file spells another.
     """
-    ranks, merges, whole_words = tokenizer.ranks, [], False
+    ranks, whole_words = tokenizer.ranks, False
+    merges: list[tuple[bytes, ...]] = []
     for token, parts in find_merges(ranks):
         whole_words |= len(parts) > 2
         merges += [tuple(parts)] if len(parts) == 2 else splits(token, ranks)
@@ -236,9 +231,9 @@ def to_json(tokenizer: "BPETokenizer") -> dict[str, Any]:
     split["pattern"] = {"Regex": tokenizer.pattern}
     level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
     level["use_regex"] = False
-    model = {"type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": None}
-    model |= {"end_of_word_suffix": None, "fuse_unk": False, "byte_fallback": False}
-    model |= {"ignore_merges": whole_words}
+    model: dict[str, Any] = {"type": "BPE", "dropout": None, "unk_token": None}
+    model |= {"continuing_subword_prefix": None, "end_of_word_suffix": None, "fuse_unk": False}
+    model |= {"byte_fallback": False, "ignore_merges": whole_words}
     model["vocab"] = _vocabulary(ranks, named)
     model["merges"] = [[spell(left), spell(right)] for left, right in merges]
     content = {
@@ -268,7 +263,7 @@ def _vocabulary(ranks: Mapping[bytes, int], named: Mapping[str, int]) -> dict[st
     vocab = {spell(token): i for token, i in ranks.items()}
     if alike := vocab.keys() & named.keys():
         token = min(alike)
-        raise ValueError(f"a file cannot tell the token {unspell(token)} from the name {token!r}")
+        raise ValueError(f"a file cannot tell the token {unspell(token)!r} from the name {token!r}")
     return _by_id({**vocab, **named})
 
 
@@ -284,54 +279,206 @@ def _begin_template(tokenizer: "BPETokenizer") -> dict[str, Any]:
     }
 
 
+Test = tuple[Callable[[Any], bool], str]  # whether a value is fit, and what it should be
+
+_TEXT: Test = (lambda value: isinstance(value, str), "a string")
+
+_NO_TEXT: Test = (lambda value: value is None or isinstance(value, str), "a string or null")
+
+_OBJECT: Test = (lambda value: isinstance(value, dict), "an object")
+
+_NO_OBJECT: Test = (lambda value: value is None or isinstance(value, dict), "an object or null")
+
+_LIST: Test = (lambda value: isinstance(value, list), "a list")
+
+_NO_LIST: Test = (lambda value: value is None or isinstance(value, list), "a list or null")
+
+_BOOL: Test = (lambda value: value is None or isinstance(value, bool), "true or false")
+
+_TOKEN: Test = (lambda value: value is None or isinstance(value, str | dict), "a token or null")
+
+# A place in the file ("*": each item of a list or an object) -> what must stand there, if anything.
+TOKENIZER_FIELDS: dict[str, Test] = {
+    "model": _OBJECT,
+    "model.type": _TEXT,
+    "model.vocab": (lambda value: isinstance(value, dict | list), "an object or a list"),
+    "model.vocab.*": (lambda value: is_id(value) or _is_scored(value), "an id or a scored piece"),
+    "model.unk_id": (lambda value: value is None or is_id(value), "an id or null"),
+    "model.merges": _LIST,
+    "model.merges.*": (lambda value: _is_merge(value), "two tokens"),
+    "model.dropout": (lambda value: value is None or _is_share(value), "a number from 0 to 1"),
+    **dict.fromkeys(("model.byte_fallback", "model.fuse_unk", "model.ignore_merges"), _BOOL),
+    **dict.fromkeys(("model.unk_token", "model.continuing_subword_prefix"), _NO_TEXT),
+    "model.end_of_word_suffix": _NO_TEXT,
+    "added_tokens": _NO_LIST,
+    "added_tokens.*": _OBJECT,
+    "added_tokens.*.id": (is_id, "an id"),
+    "added_tokens.*.content": (lambda value: isinstance(value, str) and value != "", "some text"),
+    **{
+        f"added_tokens.*.{flag}": _BOOL
+        for flag in ("special", "single_word", "lstrip", "rstrip", "normalized")
+    },
+    **dict.fromkeys(("truncation", "padding"), _NO_OBJECT),
+    **{
+        place: test
+        for step, steps in (
+            ("normalizer", "normalizers"),
+            ("pre_tokenizer", "pretokenizers"),
+            ("post_processor", "processors"),
+            ("decoder", "decoders"),
+        )
+        for place, test in (
+            (step, _NO_OBJECT),
+            (f"{step}.type", _TEXT),
+            (f"{step}.{steps}", _LIST),
+            (f"{step}.{steps}.*", _OBJECT),
+            (f"{step}.{steps}.*.type", _TEXT),
+            (f"{step}.{steps}.*.pattern.Regex", _TEXT),
+            (f"{step}.pattern.Regex", _TEXT),
+        )
+    },
+}
+
+CONFIG_FIELDS: dict[str, Test] = {
+    **dict.fromkeys(NAMES, _TOKEN),
+    **{f"{name}.content": _TEXT for name in NAMES},
+    "chat_template": (
+        lambda value: value is None or isinstance(value, str | list),
+        "a string, a list or null",
+    ),
+    "chat_template.*": _OBJECT,
+    **dict.fromkeys(("chat_template.*.name", "chat_template.*.template"), _TEXT),
+    **{
+        place: test
+        for name in ("additional_special_tokens", "extra_special_tokens")
+        for place, test in (
+            (name, (lambda value: value is None or isinstance(value, list | dict), "a list")),
+            (f"{name}.*", _TOKEN),
+            (f"{name}.*.content", _TEXT),
+        )
+    },
+}
+
+
+def _is_scored(value: Any) -> bool:
+    """A piece of a Unigram model: its text and a finite score."""
+    if not isinstance(value, list) or len(value) != 2 or not isinstance(value[0], str):
+        return False
+    return isinstance(value[1], int | float) and abs(value[1]) < float("inf")
+
+
+def _is_merge(value: Any) -> bool:
+    if isinstance(value, str):
+        return value.count(" ") == 1
+    return isinstance(value, list) and [*map(type, value)] == [str, str]
+
+
+def _is_share(value: Any) -> bool:
+    return isinstance(value, int | float) and 0 <= value <= 1
+
+
+def check_fields(content: Mapping[str, Any], fields: Mapping[str, Test]) -> None:
+    """Raise ValueError for the first value of a file that is not what the table asks for."""
+    for place, (fits, wanted) in fields.items():
+        _check_field(content, place.split("."), "", fits, wanted)
+
+
+def _check_field(
+    value: Any, place: list[str], before: str, fits: Callable[[Any], bool], wanted: str
+) -> None:
+    key, *rest = place
+    items: Iterable[tuple[Any, Any]] = ()
+    if key == "*" and isinstance(value, dict | list):
+        items = value.items() if isinstance(value, dict) else enumerate(value)
+    elif isinstance(value, dict) and key in value:
+        items = [(key, value[key])]
+    for name, item in items:
+        if rest:
+            _check_field(item, rest, f"{before}{name}.", fits, wanted)
+        elif not fits(item):
+            raise ValueError(f"{before}{name} should be {wanted}, not {item!r:.60}")
+
+
+def _check_ids(content: Mapping[str, Any]) -> None:
+    """Raise ValueError if two tokens share an id, or one token has two."""
+    vocab = content["model"].get("vocab", {})
+    if isinstance(vocab, list):
+        return  # its places are the ids
+    added = {token["content"]: token["id"] for token in content.get("added_tokens") or ()}
+    for name, i in added.items():
+        if vocab.get(name, i) != i:
+            raise ValueError(f"{name!r} has the id {i} as added, {vocab[name]} as ordinary token")
+    ids = Counter({**vocab, **added}.values())
+    if len(ids) < ids.total():
+        shared = max(ids, key=ids.__getitem__)
+        raise ValueError(f"two tokens share the id {shared}")
+
+
+def read_tokenizer(path: Path) -> dict[str, Any]:
+    """What a `tokenizer.json` holds, of any kind.
+
+    Raises: ValueError naming the file and the place if it is damaged or contradicts itself.
+    """
+    content = read_json(path)
+    try:
+        check_fields(content, TOKENIZER_FIELDS)
+        _check_ids(content)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{path}: not a tokenizer file: {type(error).__name__} {error}") from None
+    return content
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """The named tokens and the chat template that lie beside a `tokenizer.json`, None if missing.
+
+    Under "special" are further tokens that are to be special.
+    Raises: ValueError naming the file if one is damaged.
+    """
+    path, template = folder / "tokenizer_config.json", folder / _TEMPLATE
+    config = read_json(path) if path.exists() else {}
+    try:
+        check_fields(config, CONFIG_FIELDS)
+        found = {name: _content(config.get(name)) for name in NAMES}
+        if not template.exists():
+            found["chat_template"] = choose_template(config.get("chat_template"))
+    except (ValueError, KeyError) as error:
+        raise ValueError(f"{path}: {error}") from None
+    if template.exists():
+        try:
+            found["chat_template"] = template.read_text(encoding="utf-8")
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{template}: {error}") from None
+    more = config.get("additional_special_tokens") or config.get("extra_special_tokens") or ()
+    more = more.values() if isinstance(more, dict) else more
+    return {**found, "special": [*map(_content, more)]}
+
+
 def load(path: Path) -> dict[str, Any]:
     """The arguments of `BPETokenizer` that a `tokenizer.json` (or its folder) asks for.
 
     Raises: ValueError if the file is damaged or was edited, or needs a feature that we lack.
     """
     path = path / "tokenizer.json" if path.is_dir() else path
-    content = _read(path)
-    beside = path.with_name("tokenizer_config.json")
-    config = _read(beside) if beside.exists() else {}
-    template = path.with_name(_TEMPLATE)
+    content, config = read_tokenizer(path), read_config(path.parent)
     try:
-        found = read_json(content)
-        for name in NAMES:
-            found.setdefault(name, _content(config.get(name)))
-        _promote(found, config)
-        if template.exists():
-            found["chat_template"] = template.read_text(encoding="utf-8")
-        else:
-            found["chat_template"] = choose_template(config.get("chat_template"))
-        return found
+        found = arguments(content)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
-    except (KeyError, TypeError, AttributeError, IndexError) as error:
+    except (KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
         raise ValueError(f"{path}: not a tokenizer file: {type(error).__name__} {error}") from None
+    more = config.pop("special")
+    found = {**config, **found}
+    for name in [*(found[name] for name in NAMES), *more]:  # special, as transformers has them
+        if name in found["added_tokens"]:
+            found["special_tokens"][name] = found["added_tokens"].pop(name)
+    return found
 
 
 def _content(token: Any) -> Any:
     """The spelling of a token that a config gives as a string or with its flags."""
     return token["content"] if isinstance(token, dict) else token
-
-
-def _promote(found: dict[str, Any], config: Mapping[str, Any]) -> None:
-    """Make special what the file merely adds but the config gives a part, as transformers does."""
-    more = config.get("additional_special_tokens") or config.get("extra_special_tokens") or ()
-    more = more.values() if isinstance(more, dict) else more
-    for name in [*(found[name] for name in NAMES), *map(_content, more)]:
-        if name in found["added_tokens"]:
-            found["special_tokens"][name] = found["added_tokens"].pop(name)
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path}: damaged or cut off: {error}") from None
-    if not isinstance(content, dict):
-        raise ValueError(f"{path}: not a tokenizer file: {type(content).__name__} at the top")
-    return content
 
 
 def read_tiktoken(path: Path) -> dict[bytes, int]:
@@ -343,12 +490,12 @@ def read_tiktoken(path: Path) -> dict[bytes, int]:
     last = -1
     for number, line in enumerate(path.read_bytes().splitlines(), 1):
         try:
-            token, rank = line.split()
-            token, rank = base64.b64decode(token, validate=True), int(rank)
+            spelled, digits = line.split()
+            token, rank = base64.b64decode(spelled, validate=True), int(digits)
         except (ValueError, binascii.Error):
             raise ValueError(f"{path}, line {number} is damaged: {line[:60]!r}") from None
         if rank <= last or token in ranks:
-            raise ValueError(f"{path}, line {number}: rank {rank} after {last}, token {token}")
+            raise ValueError(f"{path}, line {number}: rank {rank} after {last}, token {token!r}")
         ranks[token] = last = rank
     return ranks
 

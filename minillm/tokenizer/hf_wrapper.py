@@ -11,15 +11,16 @@ import json
 import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from minillm.tokenizer.bpe import BEGIN_TOKENS, END_TOKENS, BPETokenizer, StreamDecoder, Vocabulary
-from minillm.tokenizer.chat import choose_template, render_chat
-from minillm.tokenizer.hf_json import DIGEST, unspell
+from minillm.tokenizer.bpe import BEGIN_TOKENS, END_TOKENS, BPETokenizer, StreamDecoder
+from minillm.tokenizer.chat import render_chat
+from minillm.tokenizer.hf_json import DIGEST, NAMES, read_config, read_tokenizer, unspell
 from minillm.tokenizer.pretokenizer import well_formed
-from minillm.utils import read_json, replacing, write_json
+from minillm.utils import replacing, write_json
 
 if TYPE_CHECKING:
     from tokenizers.decoders import Decoder
@@ -79,9 +80,6 @@ def _spelled_bytes(token: str) -> bytes:
 _TEMPLATE = "chat_template.jinja"
 
 
-_NAMES = ("bos_token", "eos_token", "pad_token")
-
-
 class WrappedTokenizer:
     """A `tokenizers.Tokenizer` with the methods of `BPETokenizer` that make sense for it.
 
@@ -122,7 +120,12 @@ class WrappedTokenizer:
         self.bos_token = bos_token or next((name for name in BEGIN_TOKENS if name in known), None)
         self.eos_token = eos_token or next((name for name in END_TOKENS if name in known), None)
         self.pad_token = pad_token or self.eos_token
-        self.add_bos = tokenizer.encode("").ids[:1] == [self.bos_token_id]
+        begin = None if self.bos_token is None else tokenizer.token_to_id(self.bos_token)
+        with _panics_are_errors():
+            framed = tokenizer.encode("").ids  # what the file puts around each text
+        if unknown := [i for i in framed if tokenizer.id_to_token(i) is None]:
+            raise ValueError(f"the post_processor adds the id {unknown[0]}, which no token has")
+        self.add_bos = framed[:1] == [begin]
         spellings = sorted(map(re.escape, known), key=len, reverse=True)
         self._special = re.compile("|".join(spellings) or "(?!)")
         self._as_bytes = token_reader(tokenizer.decoder)
@@ -140,19 +143,16 @@ class WrappedTokenizer:
             raise ImportError(message) from None
         path = Path(path)
         path = path / "tokenizer.json" if path.is_dir() else path
-        text = path.read_text(encoding="utf-8")
+        read_tokenizer(path)  # only to see that nothing in it is damaged
+        config = read_config(path.parent)
+        config.pop("special")
         try:
-            tokenizer = Tokenizer.from_str(text)
+            with _panics_are_errors():
+                tokenizer = Tokenizer.from_str(path.read_text(encoding="utf-8"))
         except Exception as error:  # the library raises nothing more special
             raise ValueError(f"{path}: the library tokenizers cannot read it: {error}") from None
-        beside, template = (path.with_name(n) for n in ("tokenizer_config.json", _TEMPLATE))
-        config = read_json(beside) if beside.exists() else {}
-        names = {name: _content(config.get(name)) for name in _NAMES}
-        chat_template = choose_template(config.get("chat_template"))
-        if template.exists():
-            chat_template = template.read_text(encoding="utf-8")
         try:
-            return cls(tokenizer, **names, chat_template=chat_template)
+            return cls(tokenizer, **config)
         except ValueError as error:
             raise ValueError(f"{path}: {error}") from None
 
@@ -160,7 +160,8 @@ class WrappedTokenizer:
         """Ids of `text`, in which the spelling of a special token is text like any other."""
         text = well_formed(text)
         library = self._blind if self._special.search(text) else self.library
-        return library.encode(text, add_special_tokens=False).ids
+        with _panics_are_errors():
+            return library.encode(text, add_special_tokens=False).ids
 
     @cached_property
     def _blind(self) -> tokenizers.Tokenizer:
@@ -181,16 +182,17 @@ class WrappedTokenizer:
                     f"the text spells the special token {special!r}: allow it by allowed_special, "
                     "or call encode_ordinary to read it as plain text"
                 )
-        return self.library.encode(text).ids
+        with _panics_are_errors():
+            return self.library.encode(text).ids
 
     def encode_iterable(self, texts: Iterable[str]) -> Iterator[int]:
         """Ids of the concatenation of `texts`, special tokens allowed; it is built in memory."""
         yield from self.encode("".join(texts), allowed_special="all")
 
     # these need nothing but the methods and names that both kinds of tokenizers have
-    encode_batch, pad = BPETokenizer.encode_batch, Vocabulary.pad
-    bos_token_id, eos_token_id = Vocabulary.bos_token_id, Vocabulary.eos_token_id
-    pad_token_id = Vocabulary.pad_token_id
+    encode_batch, pad = BPETokenizer.encode_batch, BPETokenizer.pad
+    bos_token_id, eos_token_id = BPETokenizer.bos_token_id, BPETokenizer.eos_token_id
+    pad_token_id = BPETokenizer.pad_token_id
 
     def decode_bytes(self, ids: Iterable[int]) -> bytes:
         """The bytes that the tokens stand for. Raises: ValueError for an unknown id."""
@@ -217,11 +219,12 @@ class WrappedTokenizer:
         data = self.decode_bytes(ids)
         if errors == "strict":
             data.decode("utf-8", errors)
-        return self.library.decode(ids, skip_special_tokens=False)
+        with _panics_are_errors():
+            return self.library.decode(ids, skip_special_tokens=False)
 
     def decoder(self) -> StreamDecoder:
         """A decoder for ids that arrive one by one, as the continuation of a text."""
-        return StreamDecoder(self)
+        return StreamDecoder(self.decode_bytes)
 
     def apply_chat_template(
         self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True
@@ -231,13 +234,14 @@ class WrappedTokenizer:
         Raises: ValueError if there is no template, or if a message spells a special token.
         """
         text = render_chat(self, messages, add_generation_prompt=add_generation_prompt)
-        return self.library.encode(well_formed(text), add_special_tokens=False).ids
+        with _panics_are_errors():
+            return self.library.encode(well_formed(text), add_special_tokens=False).ids
 
     def save(self, directory: str | Path) -> None:
         """Write `tokenizer.json` and `tokenizer_config.json`, which Hugging Face reads."""
         directory = Path(directory)
         directory.mkdir(parents=True, exist_ok=True)
-        config = {name: getattr(self, name) for name in (*_NAMES, "chat_template")}
+        config = {name: getattr(self, name) for name in (*NAMES, "chat_template")}
         config = {"tokenizer_class": "PreTrainedTokenizerFast", **config}
         config = {key: value for key, value in config.items() if value is not None}
         write_json(
@@ -260,9 +264,15 @@ class WrappedTokenizer:
         return max(self.library.get_vocab().values()) + 1
 
 
-def _content(token: Any) -> str | None:
-    """The spelling of a token that a config gives as a string or with its flags."""
-    return token["content"] if isinstance(token, Mapping) else token
+@contextmanager
+def _panics_are_errors() -> Iterator[None]:
+    """A panic of the Rust library, which is no `Exception`, becomes a ValueError."""
+    try:
+        yield
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":
+            raise
+        raise ValueError(f"the library tokenizers gave up: {error}") from None
 
 
 def _list(ids: Any) -> list[int]:
@@ -287,7 +297,7 @@ def load_tokenizer(folder: str | Path) -> BPETokenizer | WrappedTokenizer | None
     try:
         return BPETokenizer.load(folder)
     except ValueError as refusal:
-        if DIGEST in path.read_text(encoding="utf-8"):
+        if DIGEST.encode() in path.read_bytes():
             raise  # our own file: nobody else knows better
         try:
             return WrappedTokenizer.load(folder)

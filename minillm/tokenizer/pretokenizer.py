@@ -5,6 +5,7 @@ Explained in notebook 02. No merge crosses a word's border, so words can be coun
 
 # Built from notebooks/02_tokenizer.ipynb: edit there, then make build.
 
+import math
 import re
 from collections.abc import Iterable, Iterator
 
@@ -15,7 +16,9 @@ __all__ = [
     "GPT4_PATTERN",
     "KEEP",
     "LLAMA3_PATTERN",
+    "PATTERNS",
     "QWEN2_PATTERN",
+    "SECONDS_A_CHARACTER",
     "PreTokenizer",
     "well_formed",
 ]
@@ -31,6 +34,13 @@ LLAMA3_PATTERN = GPT4_PATTERN  # Llama 3 took it over letter by letter
 
 QWEN2_PATTERN = GPT4_PATTERN.replace(r"\p{N}{1,3}", r"\p{N}")  # one digit a token
 
+PATTERNS = {
+    "gpt2": GPT2_PATTERN,
+    "gpt4": GPT4_PATTERN,
+    "llama3": LLAMA3_PATTERN,
+    "qwen2": QWEN2_PATTERN,
+}
+
 
 def well_formed(text: str) -> str:
     """Text that UTF-8 can write: surrogate pairs joined, lone surrogates replaced by U+FFFD."""
@@ -41,20 +51,28 @@ def well_formed(text: str) -> str:
     return text
 
 
-_PUBLISHED = (GPT2_PATTERN, GPT4_PATTERN, QWEN2_PATTERN)
+SECONDS_A_CHARACTER = 2e-5  # some forty times what a pattern needs that never goes back far
 
 
-class _Words:
-    """The words of a text by a pattern; of ASCII by the quicker `re`, if it was published."""
+class PreTokenizer:
+    """Cut text into words (pre-tokens) by a pattern, or first into chunks that are cheap to find.
+
+    For the published patterns, ASCII goes to `re`, which is twice as quick as `regex`.
+
+    Raises: ValueError if the pattern is no regular expression, or captures groups.
+    """
 
     def __init__(self, pattern: str) -> None:
+        counts = [int(count) for count in re.findall(r"\{(?:\d*,)?(\d+),?\}", pattern)]
+        if math.prod(count for count in counts if count > 9) >= 1000:  # 9: not \p{N}{1,3}
+            raise ValueError(f"{pattern!r} counts to {max(counts)}: it would take too much memory")
         try:
             compiled = regex.compile(pattern)
-        except regex.error as error:
+        except (regex.error, RecursionError, OverflowError) as error:
             raise ValueError(f"{pattern!r} is not a regular expression: {error}") from None
         if compiled.groups:
             raise ValueError(f"{pattern!r} captures groups: write (?:...) instead of (...)")
-        self.pattern, self.published = pattern, pattern in _PUBLISHED
+        self.pattern, self.published = pattern, pattern in PATTERNS.values()
         self._find = compiled.findall
         if self.published:
             letters = pattern.replace(r"[^\r\n\p{L}\p{N}]", r"[^\r\nA-Za-z0-9]")
@@ -65,30 +83,20 @@ class _Words:
     def words(self, text: str) -> list[str]:
         """The words of `text` in order; joined, they are the text.
 
-        Raises: ValueError if the pattern leaves out a part of the text.
+        Raises: ValueError if the pattern leaves out a part of the text, or takes forever.
         """
         if self.published:
             return self._find_ascii(text) if text.isascii() else self._find(text)
-        words = self._find(text)
+        try:
+            words = self._find(text, timeout=1 + len(text) * SECONDS_A_CHARACTER)
+        except TimeoutError:
+            raise ValueError(
+                f"the pattern {self.pattern!r} takes forever on {text[:40]!r}: does it repeat what "
+                "is repeated?"
+            ) from None
         if sum(map(len, words)) != len(text):
             raise ValueError(f"the pattern {self.pattern!r} leaves out parts of {text[:40]!r}")
         return words
-
-
-KEEP = 1000  # characters behind a cut, so that no special token straddles it
-
-_SPACE = re.compile(r" (?=\S)")
-
-_BORDER = regex.compile(r"(?r)(?<=[\p{L}\p{N}])(?=[^\p{L}\p{N}\p{M}])")  # (?r): from the end
-
-
-class PreTokenizer(_Words):
-    """Cut text into words by a pattern, or first into coarser chunks that are cheap to find.
-
-    For the published patterns, ASCII goes to `re`, which is twice as quick as `regex`.
-
-    Raises: ValueError if the pattern is no regular expression, or captures groups.
-    """
 
     def chunks(self, text: str) -> list[str]:
         """Cut before each space that a visible character follows, and drop that space.
@@ -125,3 +133,10 @@ class PreTokenizer(_Words):
             if match.start() < cut < match.end():
                 return match.start()
         return cut
+
+
+KEEP = 1000  # characters behind a cut, so that no special token straddles it
+
+_SPACE = re.compile(r" (?=\S)")
+
+_BORDER = regex.compile(r"(?r)(?<=[\p{L}\p{N}])(?=[^\p{L}\p{N}\p{M}])")  # (?r): from the end

@@ -14,7 +14,7 @@ from typing import Literal
 
 from minillm.tokenizer.pretokenizer import PreTokenizer, well_formed
 
-__all__ = ["PORTION", "Ties", "byte_alphabet", "count_words", "learn_merges"]
+__all__ = ["PORTION", "Ties", "byte_alphabet", "bytes_to_unicode", "count_words", "learn_merges"]
 
 Ties = Literal["greatest", "lowest_ids"]
 
@@ -62,7 +62,7 @@ def _add_words(words: Counter[str], chunks: Counter[str], pre_tokenizer: PreToke
 _INSIDE = -1
 
 
-class _Layout:
+class _Row:
     """All distinct words in one row, a place for each byte, and where each pair of tokens begins.
 
     A token writes its id on its first and on its last place; places inside it hold `_INSIDE`.
@@ -90,10 +90,6 @@ class _Layout:
 
     def _weight(self, places: list[int]) -> int:
         return sum(map(self.weights.__getitem__, places))
-
-
-class _Row(_Layout):
-    """The row, and how a pair is merged in it: what does not touch the pair stays as it is."""
 
     def _replace(
         self, places: list[int], left: int, right: int, new: int
@@ -145,7 +141,8 @@ class _Queue:
         self.counts, self.order = counts, order  # the least by `order` wins a tie
         self.waiting: dict[int, list[int]] = {}  # count -> pairs
         self.levels: list[int] = []  # a heap of minus the counts
-        self.level, self.heap = 0, []  # pairs whose count is `level`, by `order`
+        self.level = 0
+        self.heap: list[tuple[str | int, int]] = []  # pairs whose count is `level`, by `order`
         self.push(counts)
 
     def push(self, pairs: Iterable[int]) -> None:
@@ -174,6 +171,18 @@ class _Queue:
             self.push(self.waiting.pop(self.level))
 
 
+def bytes_to_unicode() -> dict[int, str]:
+    """GPT-2's printable stand-in for each byte, in the order of its ids.
+
+    Printable bytes come first and stand for themselves; the others are letters from U+0100 on.
+    Source: GPT-2's `encoder.py`.
+    """
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    rest = [byte for byte in range(256) if byte not in printable]
+    stand_ins = [*map(chr, printable), *(chr(256 + i) for i in range(len(rest)))]
+    return dict(zip(printable + rest, stand_ins, strict=True))
+
+
 def byte_alphabet(ties: Ties) -> list[int]:
     """The bytes in the order of their ids: by value, or as in GPT-2's table of stand-ins.
 
@@ -181,9 +190,7 @@ def byte_alphabet(ties: Ties) -> list[int]:
     """
     if ties not in ("greatest", "lowest_ids"):
         raise ValueError(f"ties must be 'greatest' or 'lowest_ids', not {ties!r}")
-    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    rest = [byte for byte in range(256) if byte not in printable]
-    return list(range(256)) if ties == "greatest" else printable + rest
+    return list(range(256)) if ties == "greatest" else list(bytes_to_unicode())
 
 
 _COMPLEMENT = bytes(range(255, -1, -1))

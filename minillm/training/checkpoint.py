@@ -13,7 +13,7 @@ import warnings
 import zlib
 from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import torch
@@ -21,8 +21,13 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from minillm.utils import read_json
+
 __all__ = [
     "FORMAT",
+    "OPTIONAL",
+    "RUN_STATE",
+    "STATE",
     "CheckpointError",
     "checkpoints",
     "load_checkpoint",
@@ -41,7 +46,7 @@ FORMAT = "minillm checkpoint 1"
 class CheckpointError(Exception):
     """A checkpoint that cannot be written or read; the message says which one and why."""
 
-    lasting = False  # True: the next one could not be written either
+    permanent = False  # True: the next one could not be written either
 
 
 def checkpoints(folder: str | Path) -> list[Path]:
@@ -51,7 +56,12 @@ def checkpoints(folder: str | Path) -> list[Path]:
 
 def _sync(path: Path) -> None:
     """Force a file, or the names in a folder, onto the disk."""
-    handle = os.open(path, os.O_RDONLY)
+    try:
+        handle = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)  # or Windows refuses
+    except PermissionError:
+        if path.is_dir():
+            return  # Windows opens no folders, and keeps their names by itself
+        raise
     try:
         os.fsync(handle)
     finally:
@@ -131,7 +141,7 @@ def save_checkpoint(
         shutil.rmtree(temporary, ignore_errors=True)
         _put_back(folder)
         failure = CheckpointError(f"could not write {final}: {error}")
-        failure.lasting = not isinstance(error, OSError | SafetensorError)  # not the disk's fault
+        failure.permanent = not isinstance(error, OSError | SafetensorError)  # not the disk's fault
         raise failure from error
     older = [path for path in checkpoints(folder) if path < final]
     for path in [*older[: max(0, len(older) + 1 - keep)], *folder.glob(".step-*")]:
@@ -139,8 +149,44 @@ def save_checkpoint(
     return final
 
 
-def read_state(path: str | Path) -> dict[str, Any]:
+# What `state.json` may hold: of every checkpoint, and of a run that is to be resumed.
+STATE: dict[str, type] = {"format": str, "step": int, "files": dict}
+
+RUN_STATE: dict[str, type] = {"config": dict, "source": dict, "tokens": int, "processes": int}
+
+RUN_STATE |= {"sharded": bool}
+
+OPTIONAL: dict[str, type] = {"meter": dict}  # older versions did not write it
+
+
+def _check_state(state: dict[str, Any], of_run: bool) -> None:
+    """Raises: ValueError that names what is missing or of another kind than it must be."""
+    needed = {**STATE, **RUN_STATE} if of_run else STATE
+    if lacking := needed.keys() - state.keys():
+        raise ValueError(f"says nothing of {', '.join(sorted(lacking))}")
+    for name, kind in (needed | OPTIONAL).items():
+        value: Any = state.get(name, kind())
+        fits = type(value) is kind
+        if not fits or (kind is int and value < 0):
+            raise ValueError(f"{name} is {value!r:.60}, not {kind.__name__}")
+    for name, entry in state["files"].items():
+        inside = PurePosixPath(name)
+        plain = not inside.is_absolute() and not {"..", "\\"} & {*inside.parts, *name}
+        sizes = isinstance(entry, list) and [type(n) for n in entry] == [int, int]
+        if not plain or not sizes:
+            raise ValueError(f"files has {name!r}: {entry!r:.60}")
+    if not all(type(n) in (int, float) for n in state.get("meter", {}).values()):
+        raise ValueError(f"meter is {state['meter']!r:.60}")
+    kinds = ("rng",) if of_run and state["sharded"] else ("rng", "model", "optimizer")
+    for name in kinds if of_run else ():
+        if f"{name}.safetensors" not in state["files"]:
+            raise ValueError(f"files has no {name}.safetensors")
+
+
+def read_state(path: str | Path, *, of_run: bool = False) -> dict[str, Any]:
     """The state in a checkpoint, after making sure that all its files are as they were written.
+
+    With `of_run` it must hold all that a trainer goes on from.
 
     Raises: CheckpointError that says what is missing, cut short, changed or foreign.
     """
@@ -148,16 +194,18 @@ def read_state(path: str | Path) -> dict[str, Any]:
     if not path.is_dir():
         raise CheckpointError(f"{path}: there is no such checkpoint folder")
     try:
-        state = json.loads((path / "state.json").read_text(encoding="utf-8"))
+        state = read_json(path / "state.json")
     except FileNotFoundError:
         raise CheckpointError(f"{path} is no checkpoint of ours: it has no state.json") from None
-    except ValueError as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{path}/state.json is cut short or damaged: {error}") from None
-    if not isinstance(state, dict) or state.get("format") != FORMAT:
-        found = state.get("format") if isinstance(state, dict) else type(state).__name__
-        raise CheckpointError(f"{path} is in another format: {found!r}, not {FORMAT!r}")
-    if lacking := {"step", "files"} - state.keys():
-        raise CheckpointError(f"{path}/state.json says nothing of {', '.join(sorted(lacking))}")
+    if state.get("format") != FORMAT:
+        found = f"{state.get('format')!r:.60}"
+        raise CheckpointError(f"{path} is in another format: {found}, not {FORMAT!r}")
+    try:
+        _check_state(state, of_run)
+    except ValueError as error:
+        raise CheckpointError(f"{path}/state.json {error}") from None
     for name, (size, crc) in state["files"].items():
         if not (path / name).is_file():
             raise CheckpointError(f"{path}: {name} is missing")
@@ -176,12 +224,12 @@ def load_checkpoint(path: str | Path) -> tuple[dict[str, dict[str, Tensor]], dic
     return {n.removesuffix(".safetensors"): load_file(path / n) for n in names}, state
 
 
-def newest_checkpoint(folder: str | Path) -> Path | None:
+def newest_checkpoint(folder: str | Path, *, of_run: bool = False) -> Path | None:
     """The newest whole checkpoint in `folder`, or None; a damaged one is passed over, warned of."""
     _put_back(Path(folder))
     for path in reversed(checkpoints(folder)):
         try:
-            read_state(path)
+            read_state(path, of_run=of_run)
             return path
         except CheckpointError as error:
             warnings.warn(f"passed over: {error}", stacklevel=2)

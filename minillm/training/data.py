@@ -1,7 +1,4 @@
-"""Tokens for training: files mapped into memory, random windows, and what a source of batches is.
-
-Explained in notebook 09 (training); `minillm.train` passes the main names on.
-"""
+"""Tokens for training: files mapped into memory, random windows, batches (notebook 09)."""
 
 # Built from notebooks/09_training.ipynb: edit there, then make build.
 
@@ -15,12 +12,15 @@ import torch
 from torch import Tensor
 
 __all__ = [
+    "RENAMED",
     "BatchSource",
     "TokenDataset",
     "WindowBatches",
     "check_settings",
+    "count_in",
     "get_batch",
     "pad_rows",
+    "with_new_names",
 ]
 
 
@@ -45,8 +45,8 @@ def get_batch(
         )
     starts = torch.randint(len(tokens) - context_length, (batch_size,), generator=generator)
     windows = [tokens[s : s + context_length + 1] for s in starts.tolist()]
-    windows = np.stack([w.cpu() if isinstance(w, Tensor) else w for w in windows])
-    rows = torch.from_numpy(windows.astype(np.int64)).to(device)
+    stacked = np.stack([w.cpu() if isinstance(w, Tensor) else w for w in windows])
+    rows = torch.from_numpy(stacked.astype(np.int64)).to(device)
     return rows[:, :-1], rows[:, 1:]
 
 
@@ -156,7 +156,14 @@ class WindowBatches:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go where `state` says. Raises: ValueError if its settings are others than ours."""
         check_settings(state, {**self.state_dict(), "index": state.get("index")})
-        self.index = state["index"]
+        self.index = count_in(state, "index")
+
+
+RENAMED = {  # settings that runs begun with older versions saved under other names
+    "accumulation": "gradient_accumulation_steps",
+    "algorithm": "optimizer",
+    "pool": "shuffle_buffer",
+}
 
 
 def check_settings(saved: dict[str, Any], ours: dict[str, Any]) -> None:
@@ -169,6 +176,19 @@ def check_settings(saved: dict[str, Any], ours: dict[str, Any]) -> None:
     ]
     if wrong:
         raise ValueError("the saved run had other settings: " + "; ".join(wrong))
+
+
+def with_new_names(saved: dict[str, Any]) -> dict[str, Any]:
+    """Saved settings under the names of today."""
+    return {RENAMED.get(name, name): value for name, value in saved.items()}
+
+
+def count_in(state: dict[str, Any], name: str) -> int:
+    """A count from 0 in a saved state. Raises: ValueError if it is something else."""
+    value = state.get(name)
+    if type(value) is not int or value < 0:
+        raise ValueError(f"{name} must be a count from 0, not {value!r}")
+    return value
 
 
 def pad_rows(rows: list[list[int]], width: int, fill: int) -> tuple[Tensor, Tensor]:

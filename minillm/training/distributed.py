@@ -9,10 +9,11 @@ Without torchrun there is one process, and everything here does nothing or the p
 
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -27,6 +28,7 @@ __all__ = [
     "World",
     "barrier",
     "communicate",
+    "in_first",
     "is_sharded",
     "load",
     "load_parts",
@@ -68,7 +70,7 @@ def load_parts(parts: Path, model: nn.Module, optimizer: Any) -> None:
             fresh = {"step": torch.zeros(()), **fresh}
             ours["optimizer"] |= {f"{name}/{key}": value for key, value in fresh.items()}
     sizes = {f"{part}.{n}": tuple(t.shape) for part in ours for n, t in ours[part].items()}
-    found = {name: tuple(entry.size) for name, entry in saved.items()}
+    found = {name: tuple(getattr(entry, "size", ())) for name, entry in saved.items()}
     wrong = sorted(name for name in sizes | found if sizes.get(name) != found.get(name))
     if wrong:
         raise CheckpointError(f"{parts} is of another model; differing: " + ", ".join(wrong))
@@ -147,13 +149,15 @@ def wrap(model: nn.Module, parallel: Literal["ddp", "fsdp"]) -> nn.Module:
     from torch.distributed.fsdp import fully_shard
 
     kind = next(model.parameters()).device.type  # fully_shard alone takes a GPU where there is one
-    mesh, blocks = init_device_mesh(kind, (world().size,)), []
+    mesh = init_device_mesh(kind, (world().size,))
+    blocks: list[nn.Module] = []
     for part in reversed([*model.modules()]):  # inner blocks first
         blocks += part if isinstance(part, nn.ModuleList) else []
     for block in dict.fromkeys(blocks):  # one that is used twice is sharded once
         if not isinstance(block, nn.ModuleList | nn.ModuleDict):  # those are never called
             fully_shard(block, mesh=mesh)
-    return fully_shard(model, mesh=mesh)
+    fully_shard(model, mesh=mesh)  # in place
+    return model
 
 
 def is_sharded(model: nn.Module) -> bool:
@@ -169,8 +173,8 @@ def communicate(forward: nn.Module, now: bool) -> Iterator[None]:
         with forward.no_sync():
             yield
         return
-    if hasattr(forward, "set_requires_gradient_sync"):
-        forward.set_requires_gradient_sync(now)
+    if set_sync := getattr(forward, "set_requires_gradient_sync", None):
+        set_sync(now)
     yield
 
 
@@ -179,6 +183,21 @@ def sum_over_ranks(value: Tensor) -> Tensor:
     if world().size > 1:
         dist.all_reduce(value)
     return value
+
+
+def in_first(action: Callable[[], Any]) -> Any:
+    """What `action` returns in process 0, handed to all; what it raises there is raised in all."""
+    outcome: list[Any] = [None, None]
+    if world().rank == 0:
+        try:
+            outcome[0] = action()
+        except Exception as error:
+            outcome[1] = error
+    if world().size > 1:
+        dist.broadcast_object_list(outcome)
+    if outcome[1] is not None:
+        raise outcome[1]
+    return outcome[0]
 
 
 def save(
@@ -210,19 +229,8 @@ def save(
     else:
         tensors["model"] = checkpoint.model_tensors(model)
         tensors["optimizer"] = checkpoint.optimizer_tensors(model, optimizer)
-    outcome: list[Any] = [None]
-    if here.rank == 0:
-        try:
-            outcome = [
-                checkpoint.save_checkpoint(folder, step, tensors, state, keep=keep, extra=extra)
-            ]
-        except CheckpointError as error:
-            outcome = [error]
-    if here.size > 1:
-        dist.broadcast_object_list(outcome)
-    if isinstance(outcome[0], CheckpointError):
-        raise outcome[0]
-    return outcome[0]
+    write = partial(checkpoint.save_checkpoint, folder, step, tensors, state)
+    return in_first(partial(write, keep=keep, extra=extra))
 
 
 def load(
@@ -248,7 +256,9 @@ def load(
         checkpoint.load_optimizer_tensors(model, optimizer, tensors["optimizer"])
     mine = here.rank if here.rank < state["processes"] else 0
     suffix = f".{mine}"
-    rng = {k.removesuffix(suffix): t for k, t in tensors["rng"].items() if k.endswith(suffix)}
+    # copies: the file is mapped, and Windows replaces no mapped file
+    saved = {k: t.clone() for k, t in tensors["rng"].items() if k.endswith(suffix)}
+    rng = {k.removesuffix(suffix): t for k, t in saved.items()}
     return rng, state
 
 

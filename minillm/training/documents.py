@@ -1,18 +1,16 @@
-"""Whole documents for training: fresh stories, files, rows that begin with them.
-
-Explained in notebook 09 (training); `minillm.train` passes the main names on.
-"""
+"""Whole documents for training: fresh stories, files, rows that begin with them (notebook 09)."""
 
 # Built from notebooks/09_training.ipynb: edit there, then make build.
 
 import random
+import warnings
 from collections.abc import Callable
 from typing import Any, Literal
 
 import numpy as np
 from torch import Tensor
 
-from minillm.training.data import TokenDataset, check_settings, pad_rows
+from minillm.training.data import TokenDataset, check_settings, count_in, pad_rows, with_new_names
 
 __all__ = ["DocumentBatches", "FileDocuments", "StoryDocuments"]
 
@@ -45,7 +43,7 @@ class StoryDocuments:
         """Go where `state` says. Raises: ValueError if its seed or language is another."""
         ours = {**self.state_dict(), "index": state.get("index")}
         check_settings({"lang": ours["lang"], **state}, ours)  # older states do not name it
-        self.index = state["index"]
+        self.index = count_in(state, "index")
 
 
 class FileDocuments:
@@ -73,7 +71,7 @@ class FileDocuments:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go where `state` says. Raises: ValueError if it belongs to another file or seed."""
         check_settings(state, {**self.state_dict(), "index": state.get("index")})
-        self.index = state["index"]
+        self.index = count_in(state, "index")
 
 
 def _batches_of_like_length(rows: list[list[int]], budget: int) -> list[list[list[int]]]:
@@ -106,7 +104,7 @@ def _pack(rows: list[list[int]], width: int) -> list[list[int]]:
 def _deal(
     rows: list[list[int]], settings: dict[str, Any], number: int
 ) -> tuple[list[list[list[int]]], list[list[int]]]:
-    """The batches of pool `number`, the first to be dealt first, and the rows carried over."""
+    """The batches of buffer `number`, the first to be dealt first, and the rows carried over."""
     size, length = settings["batch_size"], settings["context_length"]
     shuffle = random.Random(f"{settings['seed']}/{number}").shuffle
     if settings["layout"] == "padded":
@@ -121,8 +119,19 @@ def _deal(
     return batches, carry
 
 
-class _Pool:
-    """Draws documents for some batches at a time; remembers where the stream stood before."""
+class DocumentBatches:
+    """Batches whose rows begin where a document begins; no document is cut.
+
+    A row is the end token (as "begin here"), a document, the end token. With `layout="padded"` a
+    row holds one document; rows of like length share a batch of about `batch_size * context_length`
+    tokens, with -100 as the target of padding. With `layout="packed"` a row of `context_length`
+    holds as many whole documents as fit, each after the other's end token, and a batch has
+    `batch_size` rows. Documents are drawn and dealt for `shuffle_buffer` batches at a time.
+
+    A document that is longer than a row is left out, with a warning, and counted in `skipped`.
+
+    Raises: ValueError if most of the first documents are too long, before the first batch.
+    """
 
     def __init__(
         self,
@@ -132,53 +141,52 @@ class _Pool:
         *,
         end_id: int,
         layout: Literal["padded", "packed"] = "padded",
-        pool: int = 16,
+        shuffle_buffer: int = 16,
         seed: int = 0,
     ) -> None:
-        if layout not in ("padded", "packed") or min(batch_size, context_length, pool) < 1:
-            raise ValueError(f"{layout=}, {batch_size=}, {context_length=}, {pool=}")
-        self.documents, self.end_id = documents, end_id
-        self.settings = {"batch_size": batch_size, "context_length": context_length}
-        self.settings |= {"layout": layout, "pool": pool, "seed": seed, "end_id": end_id}
-        self._carry: list[list[int]] = []  # rows that did not fill a batch, for the next pool
-        self._pool: list[list[list[int]]] = []  # batches of rows, the next one first
+        sizes = (batch_size, context_length, shuffle_buffer)
+        if layout not in ("padded", "packed") or min(sizes) < 1:
+            raise ValueError(f"{layout=}, {batch_size=}, {context_length=}, {shuffle_buffer=}")
+        self.documents, self.end_id, self.skipped = documents, end_id, 0
+        self.settings: dict[str, Any] = {
+            "batch_size": batch_size,
+            "context_length": context_length,
+            "layout": layout,
+            "shuffle_buffer": shuffle_buffer,
+            "seed": seed,
+            "end_id": end_id,
+        }
+        self._carry: list[list[int]] = []  # rows that did not fill a batch, for the next buffer
+        self._buffer: list[list[list[int]]] = []  # batches of rows, the next one first
         self._before: dict[str, Any] = {}
         self._taken = self._number = 0
 
     def _fill(self) -> None:
-        """Draw documents for the next pool of batches and deal them out."""
+        """Draw documents for the next buffer of batches and deal them out."""
         self._before = {"documents": self.documents.state_dict(), "carry": self._carry}
-        self._before["number"] = self._number
+        self._before |= {"number": self._number, "skipped": self.skipped}
         size, length = self.settings["batch_size"], self.settings["context_length"]
-        rows, tokens = list(self._carry), sum(map(len, self._carry))
-        while tokens < self.settings["pool"] * size * length:
+        rows, tokens, skipped = list(self._carry), sum(map(len, self._carry)), self.skipped
+        while tokens < self.settings["shuffle_buffer"] * size * length:
             document = map(int, next(self.documents))  # numpy's integers are no JSON
-            rows.append([self.end_id, *document, self.end_id])
-            tokens += len(rows[-1]) - 1
-            if len(rows[-1]) > length + 1:
-                raise ValueError(
-                    f"a document of {len(rows[-1]) - 1} tokens does not fit rows of {length}"
-                )
-        self._pool, self._carry = _deal(rows, self.settings, self._number)
+            row = [self.end_id, *document, self.end_id]
+            if len(row) <= length + 1:
+                rows.append(row)
+                tokens += len(row) - 1
+                continue
+            self.skipped += 1
+            long = f"a document of {len(row) - 1} tokens does not fit rows of {length}"
+            if self._number == 0 and self.skipped - skipped > max(8, len(rows)):
+                raise ValueError(f"{long}, nor do most of the first {self.skipped + len(rows)}")
+        if self.skipped.bit_length() > skipped.bit_length():  # at 1, 2, 4, 8, ...: not each of many
+            warnings.warn(f"{long}: left out ({self.skipped} so far)", stacklevel=3)
+        self._buffer, self._carry = _deal(rows, self.settings, self._number)
         self._taken, self._number = 0, self._number + 1
 
-
-class DocumentBatches(_Pool):
-    """Batches whose rows begin where a document begins; no document is cut or thrown away.
-
-    A row is the end token (as "begin here"), a document, the end token. With `layout="padded"` a
-    row holds one document; rows of like length share a batch of about `batch_size * context_length`
-    tokens, with -100 as the target of padding. With `layout="packed"` a row of `context_length`
-    holds as many whole documents as fit, each after the other's end token, and a batch has
-    `batch_size` rows.
-
-    Raises: ValueError for a document that does not fit a row.
-    """
-
     def __next__(self) -> tuple[Tensor, Tensor]:
-        while self._taken >= len(self._pool):
+        while self._taken >= len(self._buffer):
             self._fill()
-        rows = self._pool[self._taken]
+        rows = self._buffer[self._taken]
         self._taken += 1
         width = self.settings["context_length"] + 1
         if self.settings["layout"] == "padded":
@@ -186,15 +194,26 @@ class DocumentBatches(_Pool):
         return pad_rows(rows, width, self.end_id)
 
     def state_dict(self) -> dict[str, Any]:
-        """Where we stand: the stream before the pool, rows carried in, batches taken."""
+        """Where we stand: the stream before the buffer, rows carried in, batches taken."""
         if not self._before:
             self._fill()
         return {**self.settings, **self._before, "taken": self._taken}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go where `state` says. Raises: ValueError if its settings are others than ours."""
+        state = {"skipped": 0, **with_new_names(state)}  # older states counted none
         check_settings({k: state.get(k) for k in self.settings}, self.settings)
+        number, skipped, taken = (count_in(state, k) for k in ("number", "skipped", "taken"))
+        carry = state.get("carry")
+        if not isinstance(carry, list) or not all(_is_row(row) for row in carry):
+            raise ValueError(f"carry must be rows of ids, not {carry!r:.60}")
+        if not isinstance(state.get("documents"), dict):
+            raise ValueError(f"documents must be a state, not {state.get('documents')!r:.60}")
         self.documents.load_state_dict(state["documents"])
-        self._carry, self._number = state["carry"], state["number"]
+        self._carry, self._number, self.skipped = carry, number, skipped
         self._fill()
-        self._taken = state["taken"]
+        self._taken = taken
+
+
+def _is_row(row: Any) -> bool:
+    return isinstance(row, list) and all(type(i) is int for i in row)

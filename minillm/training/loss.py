@@ -1,21 +1,16 @@
-"""The loss of a batch, in nats, and of whole documents, in bits per byte (notebook 09)."""
+"""The loss of a batch, in nats, and its gradient, batch after batch (notebook 09)."""
 
 # Built from notebooks/09_training.ipynb: edit there, then make build.
 
-import math
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
-from minillm.tokenizer.pretokenizer import well_formed
-from minillm.training import distributed
-from minillm.training.data import pad_rows
-
-__all__ = ["accumulate_gradients", "cross_entropy", "evaluate", "token_byte_lengths"]
+__all__ = ["accumulate_gradients", "cross_entropy"]
 
 
 def cross_entropy(
@@ -102,55 +97,6 @@ def _slices(logits: Tensor) -> list[slice]:
     return [slice(start, start + size) for start in range(0, max(1, len(logits)), size)]
 
 
-@torch.no_grad()
-def evaluate(
-    model: nn.Module,
-    texts: Sequence[str],
-    tokenizer: Any,
-    *,
-    batch_tokens: int = 8192,
-    end_id: int | None = None,
-) -> float:
-    """Bits per byte of whole documents, each alone in its row.
-
-    All nats, those of the end token included, over the bytes of the text.
-
-    Comparable with `StoryLanguage.bits_per_byte`, with n-grams, and across tokenizers.
-
-    Raises: ValueError for texts without a byte, or if no end token is known.
-    """
-    end_id = tokenizer.eos_token_id if end_id is None else end_id
-    if end_id is None:
-        raise ValueError("the tokenizer has no end token: say with end_id which one begins a text")
-    texts = [well_formed(text) for text in texts]  # the text that is encoded has the bytes
-    rows = sorted(([end_id, *tokenizer.encode_ordinary(t), end_id] for t in texts), key=len)
-    num_bytes = sum(len(t.encode("utf-8")) for t in texts)
-    if not num_bytes:
-        raise ValueError(f"{len(texts)} texts without a byte: nothing to measure")
-    device, was_training, nats = next(model.parameters()).device, model.training, 0.0
-    model.eval()
-    while rows:
-        size = max(1, batch_tokens // len(rows[-1]))
-        batch, rows = rows[-size:], rows[:-size]
-        inputs, targets = pad_rows(batch, len(batch[-1]), end_id)
-        logits = model(inputs.to(device))
-        nats += float(cross_entropy(logits, targets.to(device), reduction="sum"))
-    model.train(was_training)
-    return nats / math.log(2) / num_bytes
-
-
-def token_byte_lengths(tokenizer: Any) -> Tensor:
-    """How many bytes of text each token stands for; 0 for special tokens and for ids without one.
-
-    Shape: -> (V,) int64.
-    """
-    lengths = [0] * tokenizer.vocab_size
-    for i in set(range(len(lengths))) - set(tokenizer.special_tokens.values()):
-        with suppress(ValueError):  # ids may have gaps
-            lengths[i] = len(tokenizer.decode_bytes([i]))
-    return torch.tensor(lengths)
-
-
 def accumulate_gradients(
     forward: Callable[[Tensor], Tensor],
     batches: Sequence[tuple[Tensor, Tensor]],
@@ -158,15 +104,17 @@ def accumulate_gradients(
     *,
     precision: str = "float32",
     world_size: int = 1,
+    communicate: Callable[[bool], AbstractContextManager[Any]] = nullcontext,
 ) -> Tensor:
     """Gradients of (sum of all losses) / `count`, batch after batch; returns that sum, in nats.
 
     `count` is the number of targets in all batches of all processes: a mean of means is wrong.
-    Processes average their gradients, hence the factor `world_size`.
+    Processes average their gradients, hence the factor `world_size`; each batch is taken within
+    `communicate(last)`, so that they do so once, after the last.
     """
     device, losses = batches[0][0].device, []
     for i, (inputs, targets) in enumerate(batches):
-        with distributed.communicate(forward, i == len(batches) - 1):
+        with communicate(i == len(batches) - 1):
             with torch.autocast(device.type, torch.bfloat16, enabled=precision == "bfloat16"):
                 logits = forward(inputs)
             loss = cross_entropy(logits, targets, reduction="sum")

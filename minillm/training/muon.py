@@ -5,14 +5,14 @@
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from minillm.training import distributed
 
 __all__ = ["MuonAdamW"]
 
 
-def _tables(model: nn.Module) -> list[nn.Parameter]:
+def _tables(model: nn.Module) -> list[Tensor]:
     """Weights that hold one row for each token: embeddings, and the head if it is not tied.
 
     The head is `lm_head`, or else what has as many outputs as an embedding has rows. Blocks are
@@ -20,12 +20,13 @@ def _tables(model: nn.Module) -> list[nn.Parameter]:
     """
     modules, head = [*model.modules()], getattr(model, "lm_head", None)
     found = [m for m in modules if isinstance(m, nn.Embedding)]
+    weights = [m.weight for m in found]
     if isinstance(head, nn.Linear):
-        return [m.weight for m in (*found, head)]
+        return [*weights, head.weight]
     rows = {m.num_embeddings for m in found}
     blocks = {m for part in modules if isinstance(part, nn.ModuleList) for m in part.modules()}
     heads = [m for m in modules if isinstance(m, nn.Linear) and m not in blocks]
-    return [m.weight for m in (*found, *(m for m in heads if m.out_features in rows))]
+    return weights + [m.weight for m in heads if m.out_features in rows]
 
 
 class MuonAdamW:

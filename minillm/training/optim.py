@@ -1,18 +1,15 @@
-"""What moves the weights: AdamW, Muon, the learning rate's schedule, gradient clipping.
-
-Explained in notebook 09 (training); `minillm.train` passes these names on.
-"""
+"""What moves the weights: AdamW, the learning rate's schedule, gradient clipping (notebook 09)."""
 
 # Built from notebooks/09_training.ipynb: edit there, then make build.
 
 import math
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
-__all__ = ["AdamW", "clip_grad_norm", "cosine_schedule", "decay_groups"]
+__all__ = ["AdamW", "Optimizer", "clip_grad_norm", "cosine_schedule", "decay_groups"]
 
 
 def _adamw_step(p: Tensor, grad: Tensor, state: dict[str, Tensor], group: dict[str, Any]) -> None:
@@ -45,7 +42,7 @@ class AdamW:
         if lr < 0 or eps < 0 or weight_decay < 0 or not all(0 <= beta < 1 for beta in betas):
             raise ValueError(f"lr {lr}, betas {betas}, eps {eps} or weight decay {weight_decay}")
         defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
-        groups = list(params)
+        groups: list[Any] = list(params)
         if groups and not isinstance(groups[0], dict):
             groups = [{"params": groups}]
         self.param_groups = [{**defaults, **g, "params": list(g["params"])} for g in groups]
@@ -67,6 +64,16 @@ class AdamW:
                         zeros = {"exp_avg": torch.zeros_like(p), "exp_avg_sq": torch.zeros_like(p)}
                         self.state[p] = {"step": torch.zeros(()), **zeros}
                     _adamw_step(p, p.grad, self.state[p], group)
+
+
+class Optimizer(Protocol):
+    """What the trainer needs of an optimizer: `AdamW`, and each of torch's, has it."""
+
+    param_groups: list[dict[str, Any]]
+
+    def zero_grad(self) -> None: ...
+
+    def step(self) -> Any: ...
 
 
 def decay_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:

@@ -11,8 +11,8 @@ def warm(x, temperature):
 
 
 def overflowing(x, temperature):
-    shares = torch.exp(x / temperature)
-    return shares / shares.sum(-1, keepdim=True)
+    probs = torch.exp(x / temperature)
+    return probs / probs.sum(-1, keepdim=True)
 
 
 def prefix(P, T, S):

@@ -1,19 +1,17 @@
-"""Filters against transformers' processors, draws against chi-square, search recomputed."""
+"""Logits processors against transformers', draws against chi-square."""
 
 import math
-from functools import partial
-from itertools import pairwise
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from meta_device import MetaDevice
 from transformers.generation import logits_process as hf
 
 from minillm.generation import sampling
 from minillm.generation.sampling import GREEDY, Sampler, speculative_step
-from minillm.generation.search import beam_search, exhaustive_search
 
 B, V = 6, 211
 
@@ -49,7 +47,7 @@ CASES = [
 
 @pytest.mark.parametrize("case", range(len(CASES)))
 @pytest.mark.parametrize("seed", range(5))
-def test_filter_equals_transformers(case, seed):
+def test_processor_equals_transformers(case, seed):
     ours, theirs = CASES[case]
     x, ids = random_logits(seed), previous(seed)
     torch.testing.assert_close(ours(x, ids), theirs(ids, x.clone()), rtol=1e-6, atol=0)
@@ -70,16 +68,35 @@ def test_chain_equals_transformers_in_order(k):
         )
 
 
-def test_a_sampler_is_filters_and_a_draw():
+def test_a_sampler_is_processors_and_a_draw():
     options = {"temperature": 0.7, "top_k": 90, "top_p": 0.9, "min_p": 0.01}
     options |= {"repetition_penalty": 1.3, "presence_penalty": 0.2, "frequency_penalty": 0.1}
     x, ids = random_logits(3), previous(3)
-    chain, sampler = sampling.Filters(**options), Sampler(**options, seed=5)
+    chain, sampler = Sampler(**options), Sampler(**options, seed=5)
     assert torch.equal(chain.process(x, ids), sampler.process(x, ids))
     shares = chain.probabilities(x, ids)
     torch.testing.assert_close(shares.sum(-1), torch.ones(B))
     twin = Sampler(**options, seed=5)
-    assert torch.equal(sampler(x, ids), sampling.draw(shares, twin.uniform(B)))
+    assert torch.equal(sampler(x, ids), sampling.draw(shares, twin.uniform(range(B))))
+
+
+@pytest.mark.parametrize("ends", [7, [7, 30], None])
+def test_minimum_length_equals_transformers(ends):
+    x, ids = random_logits(1), previous(1)
+    for num_new in range(5):  # theirs counts what follows a prompt
+        ours = sampling.enforce_min_new_tokens(x, sampling.end_ids(ends), num_new, 3)
+        if ends is None:
+            assert ours is x
+            continue
+        theirs = hf.MinNewTokensLengthLogitsProcessor(13 - num_new, 3, ends)
+        assert torch.equal(ours, theirs(ids, x.clone()))
+        assert torch.equal(x, random_logits(1))  # a pure function
+
+
+def test_end_ids_are_none_one_or_several():
+    assert sampling.end_ids(None) == () and sampling.end_ids(0) == (0,)
+    assert sampling.end_ids(np.int64(3)) == (3,)
+    assert sampling.end_ids([5, 2]) == (5, 2) and set(sampling.end_ids({5, 2})) == {2, 5}
 
 
 def test_penalties_against_numpy():
@@ -104,7 +121,7 @@ def test_negative_ids_are_no_tokens():
         torch.testing.assert_close(function(x, padded, 1.5), function(x, ids, 1.5))
 
 
-def test_filters_keep_the_dtype():
+def test_processors_keep_the_dtype():
     ids = previous(0)
     for dtype in (torch.bfloat16, torch.float64):
         x = random_logits(0, holes=False).to(dtype)
@@ -217,6 +234,76 @@ def test_rows_do_not_depend_on_their_neighbours():
     assert torch.equal(torch.stack([sampler(x) for _ in range(20)]), batch)
 
 
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=5), st.booleans())
+def test_rows_keep_their_streams_when_others_end(lengths, own_seeds):
+    """Rows end at different times; each writes what it writes alone."""
+    logits = random_logits(1)
+    seeds = [31 * row + 7 for row in range(len(lengths))] if own_seeds else 11
+    sampler = Sampler(seed=seeds, top_p=0.9)
+    together: list[list[int]] = [[] for _ in lengths]
+    for step in range(max(lengths)):
+        rows = [row for row, length in enumerate(lengths) if step < length]
+        drawn = sampler(logits[[row % B for row in rows]], rows=rows)
+        for row, token in zip(rows, drawn.tolist(), strict=True):
+            together[row].append(token)
+    for row, length in enumerate(lengths):
+        alone = Sampler(seed=seeds[row] if own_seeds else 11 + row, top_p=0.9)
+        own = logits[row % B : row % B + 1]
+        assert [int(alone(own)) for _ in range(length)] == together[row]
+
+
+@pytest.mark.parametrize("rows", [[0, 1], [0, 1, 1, 2, 3, 4], [-1, 0, 1, 2, 3, 4]])
+@pytest.mark.parametrize("sampler", [Sampler(seed=0), GREEDY])
+def test_rows_are_as_many_different_numbers_as_logits(rows, sampler):
+    with pytest.raises(ValueError, match=r"rows \[.* are not 6 different numbers"):
+        sampler(random_logits(0), rows=rows)
+
+
+def test_the_order_in_which_rows_are_seen_does_not_matter():
+    x, one, other = random_logits(1)[:3], Sampler(seed=4), Sampler(seed=4)
+    assert torch.equal(one(x, rows=[0, 1, 2]), other(x.flip(0), rows=[2, 1, 0]).flip(0))
+
+
+# On a device that is not the CPU
+
+ALL = {"temperature": 0.7, "top_k": 90, "top_p": 0.9, "min_p": 0.01, "seed": 0}
+ALL |= {"repetition_penalty": 1.3, "presence_penalty": 0.2, "frequency_penalty": 0.1}
+
+
+@pytest.mark.parametrize("options", [{"temperature": 0}, {}, {"top_p": 0.9}, ALL])
+@pytest.mark.parametrize("float64", [True, False])
+def test_a_step_asks_a_device_one_question(options, float64, monkeypatch):
+    """Whether the logits are finite; and without float64, the probabilities come to the CPU."""
+    if not float64:
+        monkeypatch.setattr(sampling, "_WITHOUT_FLOAT64", {"meta"})
+    x, ids = (t.to("meta") for t in (random_logits(0), previous(0)))
+    with MetaDevice(answers=True, float64=float64) as device:
+        drawn = Sampler(**options)(x, ids)
+    assert drawn.is_meta and drawn.shape == (B,) and drawn.dtype == torch.long
+    copies = 0 if float64 or options.get("temperature") == 0 else 1
+    assert device.questions == 1 + copies
+
+
+def test_processors_ask_a_device_nothing():
+    x, ids = (t.to("meta") for t in (random_logits(0), previous(0)))
+    with MetaDevice(answers=True) as device:
+        for case, _ in CASES:
+            assert case(x, ids).shape == (B, V)
+        for penalty in (sampling.presence_penalty, sampling.frequency_penalty):
+            assert penalty(x, ids, 0.5).shape == (B, V)
+        assert sampling.enforce_min_new_tokens(x, {3, 4}, 0, 1).shape == (B, V)
+    assert device.questions == 0
+
+
+@pytest.mark.parametrize("p", [0.1, 0.5, 0.9, 0.999])
+def test_top_p_of_a_device_keeps_the_same_tokens(p):
+    """There it sorts; the rows hold no ties at the border."""
+    x = random_logits(2)
+    assert torch.equal(sampling._sorted_top_p(x, p), sampling.top_p(x, p))
+    halves = x[:4].bfloat16()
+    assert sampling._sorted_top_p(halves, p).dtype == torch.bfloat16
+
+
 def test_sampling_is_in_float32():
     x = torch.tensor([[10.0, 10.03125, 0.0]], dtype=torch.bfloat16)
     processed = Sampler(temperature=0.3).process(x)
@@ -229,131 +316,6 @@ def test_greedy_is_argmax_after_penalties():
     assert torch.equal(GREEDY(x), x.argmax(-1))
     sampler = Sampler(temperature=0, repetition_penalty=5.0)
     assert torch.equal(sampler(x, ids), sampling.repetition_penalty(x, ids, 5.0).argmax(-1))
-
-
-# Search
-
-
-def bigram(seed: int, size: int = 4):
-    table = torch.randn(size, size, generator=torch.Generator().manual_seed(seed)).double() * 2
-    return table, lambda ids: table[ids[:, -1]]
-
-
-@pytest.mark.parametrize("seed", range(6))
-@pytest.mark.parametrize("length_penalty", [0.0, 0.7, 1.0, 2.0])
-@pytest.mark.parametrize("eos", [None, 2, {1, 2}])
-def test_wide_beam_is_exhaustive(seed, length_penalty, eos):
-    table, step = bigram(seed)
-    options = {"max_new_tokens": 4, "length_penalty": length_penalty, "eos_token_id": eos}
-    best = exhaustive_search(step, torch.tensor([0]), **options)
-    found = beam_search(step, torch.tensor([0]), num_beams=256, **options)[0]
-    assert found.ids == best.ids
-    path, total = [0, *found.ids], 0.0
-    for a, b in pairwise(path):
-        total += float(table[a].log_softmax(-1)[b])
-    assert found.log_prob == pytest.approx(total, abs=1e-12)
-    assert found.score == pytest.approx(total / len(found.ids) ** length_penalty, abs=1e-12)
-
-
-def test_beam_search_equals_transformers():
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=23, hidden_size=16, intermediate_size=24, num_hidden_layers=1,
-        num_attention_heads=2, num_key_value_heads=2, initializer_range=0.9,
-        bos_token_id=1, eos_token_id=2, pad_token_id=0,
-    )  # fmt: skip
-    model = LlamaForCausalLM(config).eval()
-    prompt = torch.tensor([1, 5, 9])
-    theirs = model.generate(
-        prompt[None], num_beams=5, num_return_sequences=3, max_new_tokens=6, do_sample=False,
-        length_penalty=0.0, early_stopping="never", output_scores=True,
-        return_dict_in_generate=True,
-    )  # fmt: skip
-    with torch.no_grad():
-        ours = beam_search(
-            lambda ids: model(ids).logits[:, -1], prompt, num_beams=5, num_return=3,
-            max_new_tokens=6, length_penalty=0.0, eos_token_id=2,
-        )  # fmt: skip
-    for one, row, score in zip(ours, theirs.sequences, theirs.sequences_scores, strict=True):
-        new = row[3:].tolist()
-        assert one.ids == (new[: new.index(2) + 1] if 2 in new else new)
-        assert one.log_prob == pytest.approx(float(score), abs=1e-4)
-
-
-def test_beam_search_returns_n_best_in_order():
-    _, step = bigram(1)
-    found = beam_search(step, torch.tensor([0]), num_beams=64, max_new_tokens=3, num_return=5)
-    assert len(found) == 5 and len({tuple(h.ids) for h in found}) == 5
-    assert [h.score for h in found] == sorted((h.score for h in found), reverse=True)
-
-
-def test_beam_search_keeps_the_minimum_length():
-    table, step = bigram(3)
-    table[:, 2] += 50  # the end token is nearly certain
-    options = {"num_beams": 3, "max_new_tokens": 5, "eos_token_id": 2}
-    assert beam_search(step, torch.tensor([0]), **options)[0].ids == [2]
-    longer = beam_search(step, torch.tensor([0]), min_new_tokens=3, **options)[0].ids
-    assert len(longer) == 3 and longer[-1] == 2 and 2 not in longer[:-1]
-    never = beam_search(step, torch.tensor([0]), **options | {"min_new_tokens": 6})[0].ids
-    assert len(never) == 5 and 2 not in never[:-1]
-
-
-@pytest.mark.parametrize("length_penalty", [0.0, 1.0, 2.0])
-@pytest.mark.parametrize("eos", [2, {1, 2}])
-def test_a_beam_of_one_is_greedy(eos, length_penalty):
-    ends, lengths = {eos} if isinstance(eos, int) else eos, set()
-    for seed in range(20):
-        table, step = bigram(seed)
-        greedy = [0]
-        while len(greedy) < 6 and not set(greedy[1:]) & ends:
-            greedy.append(int(table[greedy[-1]].argmax()))
-        options = {"num_beams": 1, "max_new_tokens": 5, "length_penalty": length_penalty}
-        found = beam_search(step, torch.tensor([0]), eos_token_id=eos, **options)
-        assert [h.ids for h in found] == [greedy[1:]]
-        lengths.add(len(greedy))
-    assert len(lengths) > 2
-
-
-def test_an_end_leaves_the_beam_as_wide_as_it_was():
-    table = torch.tensor([[0.25, 0.25, 0.25, 0.25], [0.01, 0.97, 0.01, 0.01], [0.3, 0.2, 0.5, 0]])
-    found = beam_search(
-        lambda ids: table[ids[:, -1]].log(), torch.tensor([2]), num_beams=2, max_new_tokens=2,
-        length_penalty=0.0, eos_token_id={2, 3}, num_return=2,
-    )  # fmt: skip
-    assert [h.ids for h in found] == [[2], [1, 1]]  # [1] was third best, behind [2], which ended
-
-
-def test_length_penalty_prefers_longer_sequences():
-    table = torch.tensor([[0.1, 0.49, 0.41], [0.1, 0.1, 0.8], [1.0, 0.0, 0.0]]).log()
-    for penalty, expected in ((0.0, [2]), (1.0, [1, 2])):  # .41 against .49 x .8 = .392
-        found = beam_search(
-            lambda ids: table[ids[:, -1]], torch.tensor([0]), num_beams=3, max_new_tokens=2,
-            length_penalty=penalty, eos_token_id=2,
-        )  # fmt: skip
-        assert found[0].ids == expected
-
-
-@pytest.mark.parametrize(
-    "bad", [{"num_beams": 0}, {"max_new_tokens": 0}, {"num_return": 3}, {"length_penalty": -1.0}]
-)
-def test_searches_refuse(bad):
-    options = {"num_beams": 2, "max_new_tokens": 3} | bad
-    with pytest.raises(ValueError, match=r"num_return|length_penalty"):
-        beam_search(bigram(0)[1], torch.tensor([0]), **options)
-
-
-@pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_searches_refuse_logits_that_are_no_numbers(value):
-    def step(ids):
-        return torch.tensor([[0.0, value, 1.0]]).expand(len(ids), 3)
-
-    for find in (exhaustive_search, partial(beam_search, num_beams=2)):
-        with pytest.raises(ValueError, match=r"logits hold NaN or \+inf"):
-            find(step, torch.tensor([0]), max_new_tokens=2)
-    with pytest.raises(ValueError, match=r"max_new_tokens \(0\)"):
-        exhaustive_search(bigram(0)[1], torch.tensor([0]), max_new_tokens=0)
 
 
 # Speculative decoding

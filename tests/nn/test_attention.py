@@ -1,19 +1,29 @@
-"""Attention: three backends against a formula in numpy; edges, gradients, memory, kernels."""
+"""Attention: three backends against a formula in numpy; edges, gradients, kernels."""
 
 from __future__ import annotations
 
 import itertools
 import math
-import weakref
 
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from attention_cases import (
+    BACKENDS,
+    BIASES,
+    MASKS,
+    TOLERANCE,
+    check_softmax_edges,
+    make_bias,
+    make_mask,
+    oracle,
+    scattered,
+    tensors,
+)
 from hypothesis import given
 from hypothesis import strategies as st
+from meta_device import MetaDevice
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from minillm.nn.attention import (
     attention,
@@ -23,52 +33,6 @@ from minillm.nn.attention import (
     repeat_kv,
     softmax,
 )
-from minillm.nn.flash import online_softmax
-
-BACKENDS = ("eager", "sdpa", "tiled")
-# of an error e against a value x: |e| / (1 + |x|); rounding to bfloat16 alone costs up to 2^-8
-TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-6, torch.bfloat16: 2**-7}
-MASKS = ("none", "keys", "rows", "full", "empty_rows")
-BIASES = ("none", "heads", "keys")
-
-
-def oracle(q, k, v, mask=None, bias=None, is_causal=False, scale=None):
-    """One query at a time, in numpy's float64, from the formula."""
-    q, k, v = (x.detach().double().numpy() for x in (q, k, v))
-    (B, H, T, D), (G, S) = q.shape, k.shape[1:3]
-    mask = np.broadcast_to(True if mask is None else mask.numpy(), (B, H, T, S))
-    bias = np.broadcast_to(0.0 if bias is None else bias.detach().double().numpy(), (B, H, T, S))
-    out = np.zeros((B, H, T, v.shape[-1]))
-    for b, h, t in itertools.product(range(B), range(H), range(T)):
-        g = h // (H // G)
-        reads = [s for s in range(S) if mask[b, h, t, s] and (not is_causal or s <= t + S - T)]
-        if reads:
-            scores = k[b, g, reads] @ q[b, h, t] * (D**-0.5 if scale is None else scale)
-            scores = scores + bias[b, h, t, reads]
-            shares = np.exp(scores - scores.max())
-            out[b, h, t] = shares @ v[b, g, reads] / shares.sum()
-    return torch.from_numpy(out)
-
-
-def tensors(generator, *shapes, dtype=torch.float64, requires_grad=False):
-    made = [torch.randn(s, generator=generator, dtype=torch.float64).to(dtype) for s in shapes]
-    return [x.requires_grad_(requires_grad) for x in made]
-
-
-def make_mask(kind, B, H, T, S, generator):
-    shape = {"keys": (B, 1, 1, S), "rows": (T, S), "full": (B, H, T, S)}.get(kind, (B, 1, T, S))
-    mask = torch.rand(shape, generator=generator) > 0.4
-    if kind == "none":
-        return None
-    if kind == "empty_rows":
-        mask[0, :, T // 2] = False
-        return mask
-    return mask | (torch.arange(S) == 0)  # the first key is always there
-
-
-def make_bias(kind, H, T, S, generator, dtype):
-    shape = {"none": None, "heads": (H, T, S), "keys": (1, S)}[kind]
-    return None if shape is None else torch.randn(shape, generator=generator).to(dtype)
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
@@ -245,49 +209,6 @@ def test_autocast(generator):
         assert error < 2**-5
 
 
-class PeakMemory(TorchDispatchMode):
-    """Bytes of the tensors made inside and still alive, at most; `largest` is the biggest one."""
-
-    def __enter__(self):
-        self.now = self.peak = self.largest = 0
-        self.seen = weakref.WeakSet()
-        return super().__enter__()
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        made = function(*args, **(kwargs or {}))
-        for x in torch.utils._pytree.tree_leaves(made):
-            if isinstance(x, torch.Tensor) and x.untyped_storage() not in self.seen:
-                storage = x.untyped_storage()
-                self.seen.add(storage)
-                self.now += storage.nbytes()
-                self.largest = max(self.largest, storage.nbytes())
-                weakref.finalize(storage, self.release, storage.nbytes())
-        self.peak = max(self.peak, self.now)
-        return made
-
-    def release(self, nbytes):
-        self.now -= nbytes
-
-
-def peaks(backend, T, generator):
-    shapes = (1, 2, T, 16), (1, 1, T, 16), (1, 1, T, 16)
-    q, k, v = tensors(generator, *shapes, dtype=torch.float32, requires_grad=True)
-    with PeakMemory() as forward:
-        out = attention(q, k, v, is_causal=True, backend=backend)
-    with PeakMemory() as backward:
-        out.sum().backward()
-    return forward, backward
-
-
-def test_tiled_memory_grows_linearly_and_never_holds_the_square(generator):
-    small, large = peaks("tiled", 1024, generator), peaks("tiled", 2048, generator)
-    for a, b in zip(small, large, strict=True):
-        assert b.peak < 2.05 * a.peak
-        assert b.largest <= 2 * 2048 * 16 * 4  # the output or a gradient, no (T, S)
-    for a, b in zip(peaks("eager", 512, generator), peaks("eager", 1024, generator), strict=True):
-        assert b.peak > 3.5 * a.peak and b.largest >= 2 * 1024 * 1024 * 4  # the check can fail
-
-
 # masks
 
 
@@ -349,34 +270,16 @@ def test_build_mask_errors(options, message):
 # softmax
 
 
-@given(st.integers(0, 2**31), st.integers(1, 40), st.integers(1, 45), st.floats(0.1, 300))
-def test_softmaxes_agree_with_torch(seed, size, block_size, spread):
-    generator = torch.Generator().manual_seed(seed)
-    x = torch.randn(3, size, generator=generator, dtype=torch.float64) * spread
-    x[:, 1:][torch.rand(3, size - 1, generator=generator) < 0.2] = -torch.inf
+@given(st.integers(0, 2**31), st.integers(1, 40), st.floats(0.1, 300))
+def test_softmax_agrees_with_torch(seed, size, spread):
+    x = scattered(seed, size, spread)
     expected = torch.softmax(x, -1)
-    for ours in (softmax(x, -1), online_softmax(x, block_size=block_size)):
-        torch.testing.assert_close(ours, expected, atol=1e-14, rtol=1e-12)
+    torch.testing.assert_close(softmax(x, -1), expected, atol=1e-14, rtol=1e-12)
     torch.testing.assert_close(softmax(x.mT, 0), expected.mT, atol=1e-14, rtol=1e-12)
 
 
-@pytest.mark.parametrize("function", [lambda x: softmax(x, -1), online_softmax])
-def test_softmax_edges(function):
-    empty = torch.full((2, 3), -torch.inf, requires_grad=True)
-    shares = function(empty)
-    assert shares.tolist() == [[0.0] * 3] * 2
-    (gradient,) = torch.autograd.grad(shares.sum(), empty)
-    assert gradient.abs().max() == 0
-    high = torch.tensor([60_000.0, 12.0, 59_999.0], dtype=torch.float16)
-    torch.testing.assert_close(function(high), torch.softmax(high, -1))
-    assert function(torch.tensor([1.0, math.nan])).isnan().all()
-    x = torch.randn(2, 5, dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradcheck(function, x)
-
-
-def test_online_softmax_errors():
-    with pytest.raises(ValueError, match="got 0"):
-        online_softmax(torch.zeros(2), block_size=0)
+def test_softmax_edges():
+    check_softmax_edges(lambda x: softmax(x, -1))
 
 
 def test_repeat_kv():
@@ -495,120 +398,6 @@ def test_compiled_without_a_graph_break(generator):
     torch.testing.assert_close(out, oracle(q, k, v, is_causal=True), atol=1e-12, rtol=0)
 
 
-# bfloat16 on a CPU: two products instead of flash while training
-
-
-@pytest.fixture
-def no_flash(monkeypatch):
-    """A processor that multiplies bfloat16, whatever this one is, and no kernel of PyTorch's."""
-
-    def refuse(*args, **options):
-        raise AssertionError("PyTorch's kernel was asked")
-
-    monkeypatch.setattr("minillm.nn.attention._MULTIPLIES_BFLOAT16", True)
-    monkeypatch.setattr(F, "scaled_dot_product_attention", refuse)
-
-
-@pytest.mark.parametrize("is_causal", [True, False])
-@pytest.mark.parametrize("groups", [4, 2, 1])
-@pytest.mark.parametrize("lengths", [(1, 1), (40, 40), (9, 40), (512, 512)])
-def test_products_in_bfloat16(no_flash, is_causal, groups, lengths, generator):
-    """Values and gradients, of heads in groups, narrow values and strided inputs."""
-    T, S = lengths
-    if is_causal and 1 < T < S:
-        return
-    shapes = (2, T, 4, 16), (2, S, groups, 16), (2, S, groups, 12), (2, 4, T, 12)
-    *inputs, weight = tensors(generator, *shapes, dtype=torch.bfloat16)
-    exact = [x.transpose(1, 2).requires_grad_() for x in inputs]
-    wide = [x.detach().double().requires_grad_() for x in exact]
-    options = {"is_causal": is_causal, "scale": 0.3}
-    found = []
-    for inputs, backend in ((exact, "sdpa"), (wide, "eager")):
-        out = attention(*inputs, backend=backend, **options)
-        assert out.dtype == inputs[0].dtype
-        found.append((out, *torch.autograd.grad(out, inputs, weight.to(out.dtype))))
-    for ours, expected in zip(*found, strict=True):
-        assert ours.shape == expected.shape
-        error = (ours.double() - expected).norm() / expected.norm().clamp(min=1e-3)
-        assert error < 2**-7, error
-
-
-def test_products_of_no_keys_and_a_single_wanted_gradient(no_flash, generator):
-    q, k, v = tensors(generator, (1, 2, 5, 8), (1, 2, 5, 8), (1, 2, 5, 8), dtype=torch.bfloat16)
-    empty = attention(q, k[:, :, :0].requires_grad_(), v[:, :, :0])
-    assert empty.shape == q.shape and empty.abs().max() == 0
-    for wanted in (q, k, v):
-        wanted.requires_grad_()
-        (gradient,) = torch.autograd.grad(attention(q, k, v, is_causal=True).sum(), wanted)
-        assert gradient.shape == wanted.shape and torch.isfinite(gradient).all()
-        wanted.requires_grad_(False)
-
-
-def test_products_can_be_derived_twice(no_flash, generator):
-    """Flash cannot; the second derivative agrees with the formula's in float64."""
-    exact = tensors(generator, *[(1, 2, 12, 8)] * 3, dtype=torch.bfloat16, requires_grad=True)
-    wide = [x.detach().double().requires_grad_() for x in exact]
-    found = []
-    for inputs, backend in ((exact, "sdpa"), (wide, "eager")):
-        out = attention(*inputs, is_causal=True, backend=backend).square().sum()
-        (first,) = torch.autograd.grad(out, inputs[0], create_graph=True)
-        found.append(torch.autograd.grad(first.square().sum(), inputs))
-    for ours, expected in zip(*found, strict=True):
-        assert (ours.double() - expected).norm() / expected.norm() < 0.05
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_products_under_autocast(no_flash, dtype, generator):
-    """What projections give under autocast is bfloat16, and softmax must not widen it again."""
-    x, weight = tensors(generator, (2, 30, 32), (32, 96), dtype=dtype, requires_grad=True)
-    with torch.autocast("cpu", dtype=torch.bfloat16), PeakMemory() as memory:
-        q, k, v = (x @ weight / 32**0.5).view(2, 30, 3, 4, 8).permute(2, 0, 3, 1, 4)
-        out = attention(q, k, v, is_causal=True)
-    assert out.dtype == torch.bfloat16
-    assert memory.largest == 2 * 4 * 30 * 30 * 2  # the weights in two bytes each
-    error = (out.double() - oracle(q, k, v, is_causal=True)).abs().max()
-    assert error < 2**-6
-
-
-def test_products_compiled_without_a_graph_break(no_flash, generator):
-    inputs = tensors(generator, *[(1, 2, 20, 8)] * 3, dtype=torch.bfloat16, requires_grad=True)
-    compiled = torch.compile(attention, backend="eager", fullgraph=True)
-    assert torch.equal(compiled(*inputs, is_causal=True), attention(*inputs, is_causal=True))
-
-
-NEARLY = {
-    "a mask": {"mask": torch.ones(8, 8, dtype=torch.bool)},
-    "a bias": {"bias": torch.zeros(8, 8)},
-    "dropout": {"dropout_p": 0.1},
-    "float16": {"dtype": torch.float16},
-    "float32": {"dtype": torch.float32},
-    "more keys than queries": {"S": 9},
-    "long rows": {"T": 513, "S": 513},
-    "nothing to train": {"requires_grad": False},
-}
-
-
-@pytest.mark.parametrize("case", NEARLY)
-def test_all_else_is_left_to_pytorch(case, no_flash, generator):
-    given = {"T": 8, "S": 8, "dtype": torch.bfloat16, "requires_grad": True} | NEARLY[case]
-    T, S, dtype, requires_grad = (given.pop(n) for n in ("T", "S", "dtype", "requires_grad"))
-    inputs = tensors(
-        generator, (1, 2, T, 8), *[(1, 2, S, 8)] * 2, dtype=dtype, requires_grad=requires_grad
-    )
-    with pytest.raises(AssertionError, match="PyTorch's kernel was asked"):
-        attention(*inputs, is_causal=True, **given)
-
-
-def test_products_only_where_the_processor_multiplies_bfloat16(no_flash, monkeypatch, generator):
-    inputs = tensors(generator, *[(1, 2, 8, 8)] * 3, dtype=torch.bfloat16, requires_grad=True)
-    attention(*inputs, is_causal=True)
-    with torch.no_grad(), pytest.raises(AssertionError):
-        attention(*inputs, is_causal=True)
-    monkeypatch.setattr("minillm.nn.attention._MULTIPLIES_BFLOAT16", False)
-    with pytest.raises(AssertionError):
-        attention(*inputs, is_causal=True)
-
-
 def flex_arguments(generator, device="cpu"):
     """Queries at the end of longer keys, heads in groups, and a window, as tensors and function."""
     from torch.nn.attention.flex_attention import create_block_mask
@@ -693,3 +482,56 @@ def test_backends_agree_on_a_gpu_fully_masked_rows_included(dtype, groups):
         assert (out.cpu().double() - expected).abs().max() < max(TOLERANCE[dtype], 1e-5)
         assert q.grad[0, :, 65 // 2].abs().max() == 0
         assert all(torch.isfinite(x.grad).all() for x in (q, k, v))
+
+
+# on another device
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_on_a_device_nothing_is_asked_and_nothing_left_behind(backend, dtype):
+    """Masks, biases, shared heads, one query or many, values of any width, there and back."""
+    E = 8 if dtype == torch.float32 else 5
+    kinds = itertools.product(
+        [(1, 9), (7, 7), (4, 9)],
+        [(4, 4), (4, 2)],
+        ["none", "full"],
+        ["none", "keys"],
+        [False, True],
+    )
+    longer = ((130, 200), (2, 1), "keys", "heads", True)
+    for (T, S), (H, G), mask_kind, bias_kind, is_causal in [*kinds, longer]:
+        q, k, v = (
+            torch.empty(shape, dtype=dtype, device="meta", requires_grad=True)
+            for shape in ((2, H, T, 8), (2, G, S, 8), (2, G, S, E))
+        )
+        generator = torch.Generator().manual_seed(0)
+        mask = make_mask(mask_kind, 2, H, T, S, generator)
+        bias = make_bias(bias_kind, H, T, S, generator, torch.float32)
+        options = {"is_causal": is_causal, "mask": mask, "bias": bias}
+        options = {n: x.to("meta") if torch.is_tensor(x) else x for n, x in options.items()}
+        with MetaDevice():
+            out = attention(q, k, v, backend=backend, **options)
+            weights = attention_weights(q, k, **options)
+            gradients = torch.autograd.grad(out, (q, k, v), torch.ones_like(out))
+        assert out.shape == (2, H, T, E) and out.is_meta and out.dtype == dtype
+        assert weights.shape == (2, H, T, S) and weights.is_meta and weights.dtype == dtype
+        assert all(g.is_meta and g.dtype == dtype for g in gradients)
+
+
+def test_masks_on_a_device():
+    places = torch.arange(6, device="meta")
+    with MetaDevice():
+        assert causal_mask(2, 6, device="meta").is_meta
+        valid = torch.empty(3, 6, dtype=torch.bool, device="meta")
+        assert build_mask(places, places, window=3).is_meta
+        assert build_mask(places[None], places, key_valid=valid).shape == (3, 1, 6, 6)
+
+
+def test_the_stand_in_for_a_device_refuses():
+    with pytest.raises(TypeError, match="no float64"), MetaDevice():
+        torch.ones(2, device="meta").double()
+    with pytest.raises(TypeError, match=r"\[\(1,\)\] were left on the CPU"), MetaDevice():
+        torch.ones(2, device="meta")[torch.tensor([0])]
+    with pytest.raises(RuntimeError, match="item"), MetaDevice():
+        int(torch.ones(2, device="meta").sum())

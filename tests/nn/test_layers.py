@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
+from meta_device import MetaDevice
 from torch import nn
 from transformers.activations import ACT2FN
 from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3RMSNorm
@@ -337,3 +338,21 @@ def test_norms_on_a_gpu_are_llamas_and_gemmas(dtype):
             assert (ours(x) != theirs(x)).float().mean() < 0.01
     large = torch.tensor([[300.0, -60000.0, 150.0, 0.0]], device="cuda").half()
     assert RMSNorm(4).cuda().half()(large).isfinite().all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    "module",
+    [LayerNorm(8), LayerNorm(8, bias=False), RMSNorm(8), RMSNorm(8, offset=1.0)]
+    + [MLP(8, 12, activation=name) for name in ACTIVATIONS]
+    + [GatedMLP(8, 12, activation=name) for name in ACTIVATIONS],
+    ids=lambda m: f"{type(m).__name__}",
+)
+def test_on_a_device_nothing_is_asked_and_nothing_left_behind(module, dtype):
+    module = module.to("meta", dtype)
+    x = torch.empty(2, 3, 8, device="meta", dtype=dtype, requires_grad=True)
+    with MetaDevice():
+        y = module(x)
+        y.sum().backward()
+    assert y.is_meta and y.dtype == dtype and y.shape == x.shape
+    assert all(p.grad.is_meta and p.grad.dtype == dtype for p in module.parameters())

@@ -1,182 +1,27 @@
-"""Rotary embedding against transformers' frequencies and rotations, and complex numbers."""
+"""Rotary embedding against transformers' rotations, and complex numbers."""
 
+import subprocess
+import sys
 import warnings
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from meta_device import MetaDevice
+from rope_cases import LLAMA3, SCALINGS, config_of, draw
 from torch import nn
-from transformers import LlamaConfig
-from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
-from transformers.models.deepseek_v3.modeling_deepseek_v3 import (
-    apply_rotary_pos_emb_interleave,
-    yarn_get_mscale,
-)
-from transformers.models.falcon.modeling_falcon import build_alibi_tensor
+from transformers.models.deepseek_v3.modeling_deepseek_v3 import apply_rotary_pos_emb_interleave
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
 
 from minillm.nn.rope import RotaryEmbedding, Rotation, half_to_interleaved, interleaved_to_half
-from minillm.nn.rope_scaling import alibi_bias, alibi_slopes, rope_frequencies, yarn_mscale
-
-LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
-YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512}
-DEEPSEEK = {
-    "type": "yarn",
-    "factor": 40,
-    "beta_fast": 32,
-    "beta_slow": 1,
-    "mscale": 1.0,
-    "mscale_all_dim": 1.0,
-    "original_max_position_embeddings": 4096,
-}
-SCALINGS = {
-    "none": None,
-    "default": {"rope_type": "default"},
-    "linear": {"rope_type": "linear", "factor": 4.0},
-    "linear, older spelling": {"type": "linear", "factor": 2},
-    "dynamic": {"rope_type": "dynamic", "factor": 3.0},
-    "llama3": {**LLAMA3, "original_max_position_embeddings": 256},
-    "llama3, length from the config": LLAMA3,
-    "llama3, wide band": {**LLAMA3, "factor": 32.0, "high_freq_factor": 16.0},
-    "yarn": YARN,
-    "yarn, length from the config": {"rope_type": "yarn", "factor": 8.0},
-    "yarn, factor from the lengths": {**YARN, "factor": None},
-    "yarn, not truncated": {**YARN, "truncate": False},
-    "yarn, betas": {**YARN, "beta_fast": 16, "beta_slow": 2},
-    "yarn, betas not truncated": {**YARN, "beta_fast": 64.0, "beta_slow": 0.5, "truncate": False},
-    "yarn, attention factor": {**YARN, "attention_factor": 0.7},
-    "yarn, mscale": {**YARN, "mscale": 0.707, "mscale_all_dim": 1.3},
-    "yarn, mscale alone": {**YARN, "mscale": 0.707},
-    "yarn, mscale of 0": {**YARN, "mscale": 1.0, "mscale_all_dim": 0.0},
-    "yarn, factor 1": {**YARN, "factor": 1.0},
-    "deepseek_v3": DEEPSEEK,
-}
-
-
-def config_of(scaling, head_dim, base, trained):
-    return LlamaConfig(
-        hidden_size=2 * head_dim,
-        num_attention_heads=2,
-        head_dim=head_dim,
-        max_position_embeddings=trained,
-        rope_parameters={"rope_theta": base, **(scaling or {"rope_type": "default"})},
-    )
-
-
-def theirs(scaling, head_dim, base, trained, length=None):
-    config = config_of(scaling, head_dim, base, trained)
-    kind = config.rope_parameters["rope_type"]
-    if kind == "default":
-        return LlamaRotaryEmbedding.compute_default_rope_parameters(config)
-    return ROPE_INIT_FUNCTIONS[kind](config, None, seq_len=length)
-
-
-def draw(*shape, seed=0, dtype=torch.float32):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
-
-
-# Frequencies
-
-
-@pytest.mark.parametrize("base", [10000.0, 500000.0, 1000000.0])
-@pytest.mark.parametrize(("head_dim", "trained"), [(32, 512), (64, 2048), (128, 131072)])
-@pytest.mark.parametrize("name", SCALINGS)
-def test_frequencies_equal_transformers(name, head_dim, trained, base):
-    settings = {"base": base, "scaling": SCALINGS[name], "max_position_embeddings": trained}
-    expected, expected_factor = theirs(SCALINGS[name], head_dim, base, trained)
-    actual, factor = rope_frequencies(head_dim, **settings)
-    assert actual.dtype == torch.float32
-    torch.testing.assert_close(actual, expected, rtol=5e-7, atol=0)
-    assert factor == pytest.approx(expected_factor, rel=1e-12)
-
-
-def test_yarn_with_a_small_base_blends_up_to_the_last_pair_as_transformers_does():
-    scaling = {"rope_type": "yarn", "factor": 8.0, "beta_fast": 1000}
-    expected, _ = theirs(scaling, 64, 100.0, 131072)
-    actual, _ = rope_frequencies(64, base=100.0, scaling=scaling, max_position_embeddings=131072)
-    torch.testing.assert_close(actual, expected, rtol=5e-7, atol=0)
-
-
-@pytest.mark.parametrize("length", [1, 511, 512, 513, 2000, 100_000])
-def test_dynamic_frequencies_equal_transformers_at_every_length(length):
-    scaling = {"rope_type": "dynamic", "factor": 3.0}
-    expected, _ = theirs(scaling, 64, 10000.0, 512, length)
-    for given_length in (length, torch.tensor(length)):
-        settings = {"scaling": scaling, "max_position_embeddings": 512, "length": given_length}
-        actual, _ = rope_frequencies(64, **settings)
-        torch.testing.assert_close(actual, expected, rtol=2e-6, atol=0)
-
-
-def test_static_ntk_is_the_default_with_a_larger_base():
-    """By bloc97, base * factor^(D / (D - 2)): the slowest pair slows by the factor."""
-    base = 10000.0 * 4 ** (64 / 62)
-    actual, _ = rope_frequencies(64, base=base)
-    expected, _ = theirs(None, 64, base, 512)
-    torch.testing.assert_close(actual, expected, rtol=1e-7, atol=0)
-    plain, _ = rope_frequencies(64)
-    assert actual[0] == plain[0] == 1
-    assert plain[-1] / actual[-1] == pytest.approx(4, rel=1e-5)
-
-
-def test_a_rope_theta_in_the_dictionary_is_the_base():
-    inside, _ = rope_frequencies(32, scaling={"rope_type": "default", "rope_theta": 500000.0})
-    assert torch.equal(inside, rope_frequencies(32, base=500000.0)[0])
-    for base in (0.0, -1.0, float("nan")):
-        with pytest.raises(ValueError, match=f"rope_theta must be positive, not {base}"):
-            rope_frequencies(32, base=base)
-    with pytest.raises(ValueError, match=r"base 7\.0 contradicts rope_theta 5"):
-        rope_frequencies(32, base=7.0, scaling={"rope_type": "default", "rope_theta": 5})
-
-
-@pytest.mark.parametrize("factor", [1.0, 2.0, 40.0])
-@pytest.mark.parametrize("mscale", [0.707, 1.0])
-def test_yarn_mscale_is_deepseeks(factor, mscale):
-    assert yarn_mscale(factor, mscale) == pytest.approx(yarn_get_mscale(factor, mscale), rel=1e-12)
-
-
-@pytest.mark.parametrize(
-    ("scaling", "trained", "message"),
-    [
-        ({"rope_type": "longrope"}, 8, r"unknown rope_type 'longrope'; known are default, linear"),
-        ({"type": "su"}, 8, r"unknown rope_type 'su'"),
-        ({"rope_type": "linear"}, 8, r"'linear' needs factor; given: \{'rope_type': 'linear'\}"),
-        ({"rope_type": "dynamic"}, None, r"'dynamic' needs factor, max_position_embeddings"),
-        ({"rope_type": "llama3", "factor": 8.0}, 8, r"needs low_freq_factor, high_freq_factor"),
-        (LLAMA3, None, r"'llama3' needs original_max_position_embeddings"),
-        ({"rope_type": "yarn", "factor": None}, None, r"needs factor, original_max_position"),
-        ({**YARN, "short_factor": [1.0]}, 8, r"'yarn' does not know short_factor"),
-        (
-            {"rope_type": "linear", "factor": 2.0, "mscale": 1.0},
-            8,
-            r"'linear' does not know mscale",
-        ),
-        ({"rope_type": "default", "partial_rotary_factor": 0.5}, 8, r"partial_rotary_factor"),
-        ({"rope_type": "linear", "factor": 0.5}, 8, r"factor must be at least 1, got 0\.5"),
-        (
-            {**LLAMA3, "low_freq_factor": 4.0},
-            8,
-            r"low_freq_factor 4\.0 must be below high_freq_fac",
-        ),
-    ],
-)
-def test_bad_scalings_are_errors_that_name_what_is_wrong(scaling, trained, message):
-    for make in (rope_frequencies, RotaryEmbedding):
-        with pytest.raises(ValueError, match=message):
-            make(16, scaling=scaling, max_position_embeddings=trained)
+from minillm.nn.rope_scaling import rope_frequencies
 
 
 @pytest.mark.parametrize("head_dim", [0, -2, 7])
 def test_head_dim_must_be_even(head_dim):
     with pytest.raises(ValueError, match=f"head_dim must be even and at least 2, got {head_dim}"):
         RotaryEmbedding(head_dim)
-
-
-def test_dynamic_needs_more_than_one_pair():
-    with pytest.raises(ValueError, match="head_dim must not be 2"):
-        rope_frequencies(
-            2, scaling={"rope_type": "dynamic", "factor": 2.0}, max_position_embeddings=8
-        )
 
 
 # Rotations
@@ -422,47 +267,6 @@ def test_rows_that_make_no_heads_are_an_error(rows, heads):
             reorder(torch.zeros(rows, 3), heads)
 
 
-# ALiBi
-
-
-@pytest.mark.parametrize("num_heads", [1, 2, 3, 6, 8, 12, 16, 20, 32, 71, 112])
-def test_alibi_is_falcons_up_to_a_constant_of_each_row(num_heads):
-    T = 9
-    reference = build_alibi_tensor(
-        torch.ones(1, T), num_heads, torch.float32
-    )  # (H, 1, T), bf16 slopes
-    ours = alibi_bias(num_heads, T)
-    slopes = alibi_slopes(num_heads)
-    torch.testing.assert_close(slopes.bfloat16().float(), reference[:, 0, 1], rtol=1e-2, atol=0)
-    causal = torch.ones(T, T).tril().bool()
-    theirs = reference.masked_fill(~causal, -torch.inf).softmax(-1)
-    rounded = ours / slopes[:, None, None] * slopes.bfloat16().float()[:, None, None]
-    actual = rounded.masked_fill(~causal, -torch.inf).softmax(-1)
-    torch.testing.assert_close(actual, theirs, rtol=3e-2, atol=1e-4)
-
-
-def test_alibi_slopes_are_the_published_ones():
-    assert alibi_slopes(8).tolist() == [2.0**-h for h in range(1, 9)]
-    torch.testing.assert_close(alibi_slopes(16), 2.0 ** (-torch.arange(1, 17) / 2))
-    twelve = torch.cat([alibi_slopes(8), alibi_slopes(16)[0::2][:4]])
-    assert torch.equal(alibi_slopes(12), twelve)
-
-
-def test_alibi_aligns_queries_to_the_end_of_the_keys():
-    full = alibi_bias(4, 7)
-    assert full.shape == (4, 7, 7)
-    assert torch.equal(alibi_bias(4, 2, 7), full[:, -2:])
-    assert torch.equal(full.diagonal(dim1=1, dim2=2), torch.zeros(4, 7))
-    assert full[0, 6, 4] == -2 * alibi_slopes(4)[0]
-
-
-def test_alibi_errors():
-    with pytest.raises(ValueError, match="3 queries cannot be the last of 2 keys"):
-        alibi_bias(4, 3, 2)
-    with pytest.raises(ValueError, match="num_heads must be at least 1, got 0"):
-        alibi_slopes(0)
-
-
 # Compiled, and on a GPU
 
 
@@ -491,3 +295,49 @@ def test_on_a_gpu_it_gives_the_same_and_waits_for_nothing(name):
     finally:
         torch.cuda.set_sync_debug_mode("default")
     torch.testing.assert_close(actual.cpu(), expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize("name", SCALINGS)
+def test_on_a_device_nothing_is_asked_and_nothing_left_behind(name, interleaved):
+    settings = {"scaling": SCALINGS[name], "max_position_embeddings": 512}
+    rope = RotaryEmbedding(16, interleaved=interleaved, **settings)
+    left = RotaryEmbedding(16, interleaved=interleaved, **settings)  # never moved to the device
+    positions = torch.arange(600, 605, device="meta").expand(2, 5)
+    for dtype in (torch.float32, torch.bfloat16):
+        rope = rope.to("meta", dtype)
+        x = torch.empty(2, 3, 5, 16, device="meta", dtype=dtype, requires_grad=True)
+        with MetaDevice():
+            for rotation in (rope(positions), left(positions)):
+                y = rotation(x)
+                (gradient,) = torch.autograd.grad(y.sum(), x)
+                assert y.is_meta and y.dtype == gradient.dtype == dtype
+                assert rotation.cos.is_meta and rotation.signed_sin.dtype == torch.float32
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_signed_sin_is_all_that_a_rotation_by_hand_needs(interleaved):
+    """Packed weights rotate by themselves: x cos + partner signed_sin, bit for bit the same."""
+    rotation = RotaryEmbedding(8, interleaved=interleaved)(torch.arange(5)[None])
+    x = draw(2, 3, 5, 8)
+    partner = x.roll(4, -1)
+    if interleaved:
+        partner = x.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
+    cos, signed_sin = rotation.cos[:, None], rotation.signed_sin[:, None]
+    assert torch.equal(rotation(x), torch.addcmul(x * cos, partner, signed_sin))
+    assert torch.equal(rotation.signed_sin.abs(), rotation.sin.abs())
+
+
+def test_scalings_are_looked_up_only_if_there_is_one():
+    code = """if True:
+        import sys
+        import torch
+        from minillm.nn.rope import RotaryEmbedding
+        rope = RotaryEmbedding(8, base=5e5, max_position_embeddings=64).to(torch.bfloat16)
+        rope(torch.arange(4)[None])(torch.zeros(1, 2, 4, 8))
+        print("minillm.nn.rope_scaling" in sys.modules)
+        RotaryEmbedding(8, scaling={"rope_type": "linear", "factor": 2.0})
+        print("minillm.nn.rope_scaling" in sys.modules)
+    """
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert result.stdout.split() == ["False", "True"], result.stderr

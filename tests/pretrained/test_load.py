@@ -440,3 +440,57 @@ def test_more_end_tokens_for_generation(tmp_path):
     found = generate(ours, ids, **options)
     assert torch.equal(found[:, : expected.shape[1]], expected)
     assert found.shape == expected.shape
+
+
+def test_layers_that_no_file_holds_are_named_before_a_model_is_made(
+    checkpoint, tmp_path, monkeypatch
+):
+    shutil.copytree(checkpoint("llama-3")[0], tmp_path, dirs_exist_ok=True)
+    data = json.loads((tmp_path / "config.json").read_text(encoding="utf-8"))
+    monkeypatch.setattr("minillm.pretrained.load.CausalLM", None)
+    for layers in (3, 20_000, 10**9):
+        content = json.dumps({**data, "num_hidden_layers": layers})
+        (tmp_path / "config.json").write_text(content, encoding="utf-8")
+        message = rf"missing: model\.layers\.2 .* there are {layers}, and weights of 2"
+        with pytest.raises(ValueError, match=message):
+            from_pretrained(tmp_path)
+
+
+def test_sizes_that_no_tensor_can_have(checkpoint, tmp_path):
+    shutil.copytree(checkpoint("llama-3")[0], tmp_path, dirs_exist_ok=True)
+    data = json.loads((tmp_path / "config.json").read_text(encoding="utf-8"))
+    for change in ({"vocab_size": 2**31 - 1, "hidden_size": 2**31 - 4}, {"head_dim": 2**31 - 2}):
+        (tmp_path / "config.json").write_text(json.dumps({**data, **change}), encoding="utf-8")
+        with pytest.raises(ValueError, match=r"no model can be made|the config wants"):
+            from_pretrained(tmp_path)
+
+
+def test_a_weight_in_two_shards_and_an_index_that_is_wrong(checkpoint, tmp_path):
+    _, theirs = checkpoint("llama-3")
+    theirs.save_pretrained(tmp_path, max_shard_size="30KB")
+    path = tmp_path / "model.safetensors.index.json"
+    index = json.loads(path.read_text(encoding="utf-8"))
+    places = index["weight_map"]
+    first, last = "model.layers.0.input_layernorm.weight", "model.norm.weight"
+    assert places[first] != places[last]
+    swapped = {**places, first: places[last], last: places[first]}
+    path.write_text(json.dumps({**index, "weight_map": swapped}), encoding="utf-8")
+    message = rf"wrong on 2 tensors: {first} to be in {places[last]}, and {places[first]} holds it"
+    with pytest.raises(ValueError, match=message):
+        from_pretrained(tmp_path)
+    for strange in ("", ".", "..", "config.json", 5, None, ["a"], "/etc/x.safetensors"):
+        content = {**index, "weight_map": {**places, first: strange}}
+        path.write_text(json.dumps(content), encoding="utf-8")
+        with pytest.raises(ValueError, match="names what is no file of its folder"):
+            from_pretrained(tmp_path)
+    (tmp_path / "f.safetensors").mkdir()
+    content = {**index, "weight_map": {**places, first: "f.safetensors"}}
+    path.write_text(json.dumps(content), encoding="utf-8")
+    with pytest.raises(ValueError, match=r"lacks f\.safetensors, which its index names"):
+        from_pretrained(tmp_path)
+    path.write_text(json.dumps(index), encoding="utf-8")
+    shard = tmp_path / places[last]
+    tensors = {**load_file(shard), first: torch.ones(32)}
+    save_file(tensors, shard, metadata={"format": "pt"})
+    with pytest.raises(ValueError, match=rf"holds {first} twice, in model-0.* and in model-0"):
+        from_pretrained(tmp_path)

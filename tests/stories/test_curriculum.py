@@ -12,7 +12,8 @@ from minillm.stories.curriculum import ExactBatches, draws
 from minillm.stories.language import StoryLanguage
 from minillm.tokenizer.bpe import BPETokenizer
 from minillm.training.documents import DocumentBatches, StoryDocuments
-from minillm.training.loss import cross_entropy, token_byte_lengths
+from minillm.training.evaluation import token_byte_lengths
+from minillm.training.loss import cross_entropy
 from minillm.training.trainer import TrainConfig, Trainer
 
 END = "<|endoftext|>"
@@ -47,7 +48,7 @@ def small():
 def batches(small, layout="padded", rows=4):
     language, tokenizer = small
     documents = StoryDocuments(language, tokenizer.encode_ordinary, seed=3)
-    sizes = {"end_id": tokenizer.eos_token_id, "layout": layout, "pool": 4}
+    sizes = {"end_id": tokenizer.eos_token_id, "layout": layout, "shuffle_buffer": 4}
     return DocumentBatches(documents, rows, 60, **sizes)
 
 
@@ -106,7 +107,7 @@ def test_real_stories_keep_their_samples_where_cards_have_no_tokens_of_their_own
     language = StoryLanguage(lang)
     tokenizer = BPETokenizer.train(language.corpus(300, 1), 1200, special_tokens=[END])
     documents = StoryDocuments(language, tokenizer.encode_ordinary)
-    rows = {"end_id": tokenizer.eos_token_id, "pool": 1}
+    rows = {"end_id": tokenizer.eos_token_id, "shuffle_buffer": 1}
     plain, other = (DocumentBatches(documents, 4, 600, **rows) for _ in range(2))
     inputs, targets = next(plain)
     documents.index = 0
@@ -136,7 +137,7 @@ def test_a_run_counts_the_same_tokens_and_expects_their_bytes(small):
         trainer = Trainer(
             CausalLM(config, seed=0),
             source,
-            TrainConfig(30, max_lr=1e-9, min_lr=0.0, log_every=30),
+            TrainConfig(30, max_lr=1e-9, min_lr=0.0, log_interval=30),
             token_bytes=token_byte_lengths(tokenizer),
             progress=False,
         )

@@ -3,9 +3,12 @@
 import base64
 import json
 import random
+import re
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from tokenizer_texts import END, NATURAL, trained
 from tokenizers import (
     AddedToken,
@@ -23,6 +26,7 @@ from transformers.convert_slow_tokenizer import TikTokenConverter
 
 from minillm.tokenizer.bpe import BPETokenizer
 from minillm.tokenizer.hf_json import DIGEST, spell, unspell
+from minillm.tokenizer.hf_wrapper import WrappedTokenizer, load_tokenizer
 from minillm.tokenizer.pretokenizer import GPT2_PATTERN, GPT4_PATTERN, QWEN2_PATTERN
 
 TEXTS = [*NATURAL.values(), "", " ", "\n\n  a", "zqzqzq", "e\u0301"]
@@ -288,7 +292,9 @@ def test_of_named_templates_the_default_is_taken(tokenizer, tmp_path):
 
     ours = load(["tool_use", "default"])
     assert ours.decode(ours.apply_chat_template([])) == "default!"
-    with pytest.raises(ValueError, match=r"tokenizer\.json: no chat template is called 'default'"):
+    with pytest.raises(
+        ValueError, match=r"tokenizer_config\.json: no chat template is called 'default'"
+    ):
         load(["tool_use"])
     (tmp_path / "chat_template.jinja").write_text("beside")
     assert load(["tool_use"]).chat_template == "beside"
@@ -380,7 +386,7 @@ def test_a_file_cut_off_anywhere_is_an_error(tokenizer, tmp_path):
         whole = (tmp_path / name).read_bytes()
         for length in range(0, len(whole), max(1, len(whole) // 50)):
             (tmp_path / name).write_bytes(whole[:length])
-            with pytest.raises(ValueError, match=f"{name}: damaged or cut off"):
+            with pytest.raises(ValueError, match=rf"{re.escape(name)} is not whole JSON"):
                 BPETokenizer.load(tmp_path)
         (tmp_path / name).write_bytes(whole)
 
@@ -449,5 +455,200 @@ def test_normalizers_are_not_handed_to_tiktoken(tokenizer):
 
 def test_the_name_of_the_file_is_in_the_error(tmp_path):
     Path(tmp_path / "tokenizer.json").write_text("[]")
-    with pytest.raises(ValueError, match=r"tokenizer\.json: not a tokenizer file: list"):
+    with pytest.raises(ValueError, match=r"tokenizer\.json holds a list, not an object"):
         BPETokenizer.load(tmp_path)
+
+
+def first(content):
+    return content["added_tokens"][0]
+
+
+# a change to tokenizer.json, and the place and value that the error must name
+UNFIT = {
+    "half an id": (lambda c: c["model"]["vocab"].update(a=0.5), r"model\.vocab\.a .* not 0\.5"),
+    "no number": (lambda c: c["model"]["vocab"].update(a=float("nan")), r"vocab\.a .* not nan"),
+    "a huge id": (lambda c: c["model"]["vocab"].update(a=10**15), r"vocab\.a .* not 10{15}"),
+    "a negative id": (lambda c: c["model"]["vocab"].update(a=-1), r"vocab\.a .* not -1"),
+    "true": (lambda c: c["model"]["vocab"].update(a=True), r"vocab\.a .* not True"),
+    "an id twice": (lambda c: c["model"]["vocab"].update(a=1), "two tokens share the id 1"),
+    "an added id twice": (lambda c: first(c).update(id=3, content="<q>"), "share the id 3"),
+    "another id": (lambda c: first(c).update(id=3), "has the id 3 as added"),
+    "an added text": (lambda c: first(c).update(content=5), r"added_tokens\.0\.content .* not 5"),
+    "an empty text": (
+        lambda c: first(c).update(content=""),
+        "should be some text, not",
+    ),
+    "a flag": (lambda c: first(c).update(special="no"), r"added_tokens\.0\.special .* 'no'"),
+    "a merge of three": (
+        lambda c: c["model"]["merges"].append(["a", "b", "c"]),
+        r"model\.merges\.\d+ should be two tokens",
+    ),
+    "a list as model": (lambda c: c.update(model=[]), r"model should be an object, not \[\]"),
+    "a type": (lambda c: c["model"].update(type=5), r"model\.type should be a string, not 5"),
+    "a step": (lambda c: c.update(normalizer="NFC"), r"normalizer should be an object or null"),
+    "a pattern": (
+        lambda c: c["pre_tokenizer"]["pretokenizers"][0]["pattern"].update(Regex=5),
+        r"pre_tokenizer\.pretokenizers\.0\.pattern\.Regex should be a string, not 5",
+    ),
+}
+
+
+def rewrite(folder, change, name="tokenizer.json"):
+    path = folder / name
+    content = json.loads(path.read_text(encoding="utf-8"))
+    content.get("model", {}).pop(DIGEST, None)
+    change(content)
+    path.write_text(json.dumps(content), encoding="utf-8")
+
+
+@pytest.mark.parametrize("load", [BPETokenizer.load, WrappedTokenizer.load, load_tokenizer])
+@pytest.mark.parametrize("name", UNFIT)
+def test_what_a_file_may_hold_is_the_same_for_every_reader(tokenizer, tmp_path, name, load):
+    tokenizer.save(tmp_path)
+    change, message = UNFIT[name]
+    rewrite(tmp_path, change)
+    with pytest.raises(ValueError, match=rf"tokenizer\.json: .*{message}"):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize("load", [BPETokenizer.load, WrappedTokenizer.load])
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"eos_token": 5}, "eos_token should be a token or null, not 5"),
+        ({"pad_token": {"content": 5}}, r"pad_token\.content should be a string, not 5"),
+        ({"bos_token": {}}, "bos_token|content"),
+        ({"chat_template": 5}, "chat_template should be a string, a list or null, not 5"),
+        ({"chat_template": [5]}, r"chat_template\.0 should be an object, not 5"),
+        ({"chat_template": [{"name": "default"}]}, "template"),
+        ({"additional_special_tokens": 5}, "additional_special_tokens should be a list, not 5"),
+        ({"extra_special_tokens": [5]}, r"extra_special_tokens\.0 should be a token"),
+    ],
+)
+def test_what_a_config_may_hold(tokenizer, tmp_path, change, message, load):
+    tokenizer.save(tmp_path)
+    rewrite(tmp_path, lambda content: content.update(change), "tokenizer_config.json")
+    with pytest.raises(ValueError, match=rf"tokenizer_config\.json: .*({message})"):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json"])
+@pytest.mark.parametrize("load", [BPETokenizer.load, WrappedTokenizer.load, load_tokenizer])
+def test_nests_without_end_are_errors(tokenizer, tmp_path, name, load):
+    tokenizer.save(tmp_path)
+    (tmp_path / name).write_text('{"a":' + "[" * 100_000 + "]" * 100_000 + "}")
+    with pytest.raises(ValueError, match=re.escape(name)):
+        load(tmp_path)
+
+
+def test_ids_are_whole_numbers_also_without_a_file(tokenizer):
+    for bad in (0.5, float("nan"), 10**15, -1, True, "5", None, [5]):
+        with pytest.raises(ValueError, match=re.escape(repr(bad))):
+            BPETokenizer({**tokenizer.ranks, b"the cat sat": bad}, GPT4_PATTERN)
+        with pytest.raises(ValueError, match=re.escape(repr(bad))):
+            BPETokenizer(tokenizer.ranks, GPT4_PATTERN, {"<a>": bad})
+
+
+PANICS = {
+    "a template that names what it lacks": lambda content: content.update(
+        post_processor={
+            "type": "TemplateProcessing",
+            "single": [{"SpecialToken": {"id": "<q>", "type_id": 0}}],
+            "pair": [],
+            "special_tokens": {},
+        }
+    ),
+    "a table of characters": lambda content: content.update(
+        normalizer={"type": "Precompiled", "precompiled_charsmap": "AAAA"}
+    ),
+    "a prefix longer than the tokens": lambda content: content["model"].update(
+        continuing_subword_prefix="#" * 30
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PANICS)
+def test_a_panic_of_the_library_is_an_error(tokenizer, tmp_path, name):
+    tokenizer.save(tmp_path)
+    rewrite(tmp_path, PANICS[name])
+    with pytest.raises(ValueError, match=r"tokenizer\.json: .*the library tokenizers gave up"):
+        load_tokenizer(tmp_path)
+
+
+def test_a_panic_while_encoding_is_an_error(tokenizer, tmp_path):
+    tokenizer.save(tmp_path)
+    step = {"type": "FixedLength", "length": 0}
+    rewrite(tmp_path, lambda content: content.update(pre_tokenizer=step))
+    found = load_tokenizer(tmp_path)
+    for encode in (found.encode, found.encode_ordinary):
+        with pytest.raises(ValueError, match="the library tokenizers gave up"):
+            encode("the cat")
+
+
+def test_an_id_that_only_the_post_processor_knows(tokenizer, tmp_path):
+    tokenizer.save(tmp_path)
+    text = {"Sequence": {"id": "A", "type_id": 0}}
+    processor = {
+        "type": "TemplateProcessing",
+        "single": [
+            text,
+            {"SpecialToken": {"id": "<q>", "type_id": 0}},
+        ],
+        "pair": [text, {"Sequence": {"id": "B", "type_id": 1}}],
+        "special_tokens": {"<q>": {"id": "<q>", "ids": [10**9], "tokens": ["<q>"]}},
+    }
+    rewrite(tmp_path, lambda content: content.update(post_processor=processor))
+    with pytest.raises(ValueError, match=r"post_processor adds the id 1000000000, which no token"):
+        load_tokenizer(tmp_path)
+
+
+anything = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5)
+    | st.sampled_from([10**15, "BPE", "Unigram", "ByteLevel", "Sequence", "Split", "(", "a"]),
+    lambda item: st.lists(item, max_size=3) | st.dictionaries(st.text(), item, max_size=3),
+    max_leaves=4,
+)  # fmt: skip
+
+
+@settings(max_examples=100)
+@given(data=st.data())
+def test_a_file_with_anything_anywhere_loads_or_is_refused(small_files, data):
+    """A value somewhere in one of the two files is replaced, removed or added."""
+    folder, contents = small_files
+    name = data.draw(st.sampled_from([*contents]))
+    content = json.loads(contents[name])
+    inside, key = content, None
+    while key is None or (data.draw(st.integers(0, 3)) and isinstance(inside[key], dict | list)):
+        if key is not None:
+            inside = inside[key]
+        keys = [*inside] if isinstance(inside, dict) else [*range(len(inside))]
+        if not keys:
+            break
+        key = data.draw(st.sampled_from(keys))
+    if key in inside if isinstance(inside, dict) else key is not None and key < len(inside):
+        if data.draw(st.booleans()) or name != "tokenizer.json":
+            inside[key] = data.draw(anything)
+        else:
+            del inside[key]
+    (folder / name).write_text(json.dumps(content), encoding="utf-8")
+    try:
+        found = load_tokenizer(folder)
+        ids = found.encode("the cat sat on 12345 mats")
+        assert all(isinstance(i, int) for i in ids) and isinstance(found.decode(ids), str)
+    except ValueError as error:
+        assert str(error)
+    finally:
+        (folder / name).write_text(contents[name], encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def small_files(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("files")
+    small = BPETokenizer.train("the cat sat on the mat. " * 9, 270, special_tokens=[END, "<s>"])
+    options = {"add_bos": True, "normalizer": "NFC", "chat_template": CHATML}
+    BPETokenizer(small.ranks, GPT4_PATTERN, small.special_tokens, **options).save(folder)
+    rewrite(folder, lambda content: None)
+    return folder, {
+        name: (folder / name).read_text(encoding="utf-8")
+        for name in ("tokenizer.json", "tokenizer_config.json")
+    }

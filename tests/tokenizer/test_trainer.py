@@ -111,7 +111,7 @@ def test_one_long_word_takes_no_quadratic_time():
     word = "".join(rng.choices("abcdefghijklmnopqrstuvwxyz", k=1_000_000))
     start = time.process_time()
     tokenizer = BPETokenizer.train(word, 1000)
-    assert time.process_time() - start < 6  # half of it on a quiet machine
+    assert time.process_time() - start < 30  # three on a quiet machine, hours in the square
     assert len(tokenizer) == 1000
 
 

@@ -18,15 +18,15 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from minillm.__main__ import main
+from minillm.cli import main
 from minillm.training import checkpoint, distributed
 from minillm.training.checkpoint import CheckpointError
 from minillm.training.trainer import TrainConfig, Trainer
 
 OPTIONS = """
-    --steps 6 --device cpu --hidden-size 32 --layers 2 --batch-size 4 --validate-every 0
-    --held-out 4 --lr 6e-3 --warmup 2 --log-every 1 --context-length 256 --accumulation 2
-    --quiet --checkpoint-every 3
+    --steps 6 --device cpu --hidden-size 32 --layers 2 --batch-size 4 --eval-interval 0
+    --held-out 4 --lr 6e-3 --warmup 2 --log-interval 1 --context-length 256 --quiet
+    --gradient-accumulation-steps 2 --checkpoint-interval 3
 """.split()  # noqa: SIM905
 
 KINDS = {
@@ -38,7 +38,7 @@ KINDS = {
 WORKER = """
     import faulthandler, json, os, shutil, sys
     from minillm.training import distributed
-    from minillm.__main__ import main
+    from minillm.cli import main
 
     faulthandler.dump_traceback_later(200, exit=True)  # whoever waits in vain says where
     distributed.stop = lambda: None  # one group serves all commands
@@ -88,14 +88,14 @@ def curve(folder):
 
 
 def train(out, tokenizer, *more):
-    return ["train", "--out", str(out), "--tokenizer", str(tokenizer), *OPTIONS, *more]
+    return ["train", "--output-dir", str(out), "--tokenizer", str(tokenizer), *OPTIONS, *more]
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
     """Runs in this process; the same in two, each of them also resumed from its middle."""
     folder = tmp_path_factory.mktemp("runs")
-    assert main(["train", "--out", str(folder / "one"), *OPTIONS]) == 0
+    assert main(["train", "--output-dir", str(folder / "one"), *OPTIONS]) == 0
     assert main(train(folder / "one-muon", folder / "one", *KINDS["muon"])) == 0
     commands = []
     for kind, options in KINDS.items():
@@ -136,7 +136,8 @@ def test_resuming_in_two_processes_is_exact(runs, kind):
 def test_sharded_checkpoints_lie_in_shards(runs):
     shards = sorted(p.name for p in (runs / "fsdp/step-00000006/sharded").glob("*.distcp"))
     assert shards == ["__0_0.distcp", "__1_0.distcp"]
-    assert not list((runs / "fsdp").glob(".*"))  # nothing half-written is left
+    hidden = sorted(path.name for path in (runs / "fsdp").glob(".*"))
+    assert hidden == [".lock", ".lock-owner"]  # nothing half-written is left
     state = checkpoint.read_state(runs / "fsdp/step-00000006")
     assert state["sharded"] and state["processes"] == 2
     assert "sharded/__0_0.distcp" in state["files"]  # so a truncated shard is noticed
@@ -339,6 +340,12 @@ def test_gradients_are_exchanged_once():
     assert calls == [False, False, True]
 
 
+def test_what_the_first_process_raises_is_raised():
+    assert distributed.in_first(lambda: 5) == 5
+    with pytest.raises(ValueError, match="in the way"):
+        distributed.in_first(lambda: (_ for _ in ()).throw(ValueError("in the way")))
+
+
 def test_a_checkpoint_that_cannot_be_written_is_an_error(tmp_path):
     (tmp_path / "file").write_text("in the way")
     model = nn.Linear(2, 2)
@@ -353,7 +360,7 @@ def test_torchrun_on_gpus(tmp_path, kind):
     """The same command, one process a GPU, bfloat16 and compiled."""
     number = str(torch.cuda.device_count())
     command = ["-m", "torch.distributed.run", "--nproc-per-node", number, "-m", "minillm", "train"]
-    options = ["--out", str(tmp_path), *OPTIONS, "--device", "cuda", "--parallel", kind]
+    options = ["--output-dir", str(tmp_path), *OPTIONS, "--device", "cuda", "--parallel", kind]
     options += ["--batch-size", "16", "--precision", "bfloat16", "--compile"]
     subprocess.run([sys.executable, *command, *options], check=True, cwd=Path(__file__).parents[2])
     losses = [r["loss"] for r in curve(tmp_path)]

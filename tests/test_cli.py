@@ -1,21 +1,28 @@
 """python -m minillm: train, generate, eval, and what they say when something is wrong."""
 
+import dataclasses
+import io
 import json
 import os
 import re
 import shutil
 import subprocess
 import sys
+from contextlib import redirect_stderr, redirect_stdout
+from functools import partial
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from safetensors.torch import load_file
 from tokenizer_folders import write
 
-from minillm import commands, corpora
-from minillm.__main__ import main
-from minillm.corpora import END, stories
+from minillm import cli
+from minillm.cli import END, main, sample_texts, stories
 from minillm.generation.decoding import generate
+from minillm.generation.sampling import Sampler
+from minillm.model import CausalLM
 from minillm.pretrained.load import from_pretrained
 from minillm.stories.language import StoryLanguage
 from minillm.tokenizer.bpe import BPETokenizer
@@ -31,11 +38,15 @@ def run(*words):
     return main([str(word) for word in words])
 
 
+def train(folder, *words):
+    return run("train", "--output-dir", folder, *words)
+
+
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     """A model of a few steps on English stories."""
     out = tmp_path_factory.mktemp("run")
-    shown = run("train", "--out", out, "--steps", 6, "--checkpoint-every", 3, *SMALL)
+    shown = train(out, "--steps", 6, "--checkpoint-interval", 3, *SMALL)
     assert shown == 0
     return out
 
@@ -45,6 +56,7 @@ def test_train_leaves_a_model_a_tokenizer_and_a_record(trained):
     assert names == {
         *("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"),
         *("metrics.jsonl", "run.json", "step-00000003", "step-00000006"),
+        *(".lock", ".lock-owner"),
     }
     model, tokenizer = from_pretrained(trained)
     assert tokenizer.vocab_size == 1000 and model.config.bos_token_id == tokenizer.eos_token_id
@@ -59,7 +71,7 @@ def test_train_leaves_a_model_a_tokenizer_and_a_record(trained):
 def test_optimizer_fresh_weights_and_rotation_can_be_chosen(trained, tmp_path, capsys):
     out, options = tmp_path / "o", ["--init-range", 0.2, "--rope-theta", 5e4, *SMALL]
     options += ["--optimizer", "muon", "--tokenizer", trained, "--steps", 3]
-    assert run("train", "--out", out, *options) == 0
+    assert train(out, *options) == 0
     asked = json.loads((out / "run.json").read_text())["options"]
     assert (asked["optimizer"], asked["init_range"], asked["rope_theta"]) == ("muon", 0.2, 5e4)
     config = json.loads((out / "config.json").read_text())
@@ -72,14 +84,14 @@ def test_optimizer_fresh_weights_and_rotation_can_be_chosen(trained, tmp_path, c
     assert moments == {"momentum_buffer", "step", "exp_avg", "exp_avg_sq"}
     assert all(("_proj." in name) == name.endswith("momentum_buffer") for name in saved)
     options[options.index("muon")] = "adamw"
-    assert run("train", "--out", out, "--resume", *options) == 1
-    assert "algorithm: saved 'muon', now 'adamw'" in capsys.readouterr().err
+    assert train(out, "--resume", *options) == 1
+    assert "optimizer: saved 'muon', now 'adamw'" in capsys.readouterr().err
 
 
 def test_a_wrapped_tokenizer_trains_and_goes_on_with_a_prompt(tmp_path, capsys):
     folder, out = write(tmp_path, "llama-2"), tmp_path / "o"
     options = ["--tokenizer", folder, "--context-length", 1024, "--steps", 2, *SMALL]
-    assert run("train", "--out", out, *options) == 0
+    assert train(out, *options) == 0
     model, tokenizer = from_pretrained(out)
     assert model.config.vocab_size == tokenizer.vocab_size == load_tokenizer(folder).vocab_size
     capsys.readouterr()
@@ -94,17 +106,17 @@ def test_training_starts_from_a_saved_model(trained, tmp_path, capsys):
     """With its shape, weights and tokenizer: at rate 0 nothing moves, else the loss goes on."""
     still, moved = tmp_path / "still", tmp_path / "moved"
     options = ["--init-from", trained, *SMALL, "--hidden-size", 64, "--steps", 2]
-    assert run("train", "--out", still, "--lr", 0, *options[:-2], "--steps", 1, "--lr", 0) == 0
+    assert train(still, "--lr", 0, *options[:-2], "--steps", 1, "--lr", 0) == 0
     before, after = (load_file(f / "model.safetensors") for f in (trained, still))
     assert all(torch.equal(before[name], after[name]) for name in before | after)
     assert (still / "tokenizer.json").read_bytes() == (trained / "tokenizer.json").read_bytes()
-    assert run("train", "--out", moved, *options) == 0
+    assert train(moved, *options) == 0
     records = [json.loads(line) for line in (moved / "metrics.jsonl").read_text().splitlines()]
     start = json.loads((trained / "run.json").read_text())
     assert records[-1]["held_out"] < start["held_out"]
     asked = json.loads((moved / "run.json").read_text())["options"]
     assert asked["init_from"] == str(trained)
-    assert run("train", "--out", moved, "--resume", *options[2:]) == 1
+    assert train(moved, "--resume", *options[2:]) == 1
     assert "init_from" in capsys.readouterr().err
 
 
@@ -112,29 +124,29 @@ def test_training_starts_from_a_saved_model(trained, tmp_path, capsys):
 def plain(trained, tmp_path_factory):
     """The weights of four steps on stories as they are."""
     out = tmp_path_factory.mktemp("plain")
-    assert run("train", "--out", out, "--tokenizer", trained, "--steps", 4, *SMALL) == 0
+    assert train(out, "--tokenizer", trained, "--steps", 4, *SMALL) == 0
     return load_file(out / "model.safetensors")
 
 
 @pytest.mark.parametrize("asked", [["--deck-cards", 4, "--deck-stories", 8], ["--exact-targets"]])
 def test_stories_told_otherwise_are_trained_on_and_resumed(trained, plain, asked, tmp_path, capsys):
     """Cut off after two of four steps and resumed: the weights of a run that was not."""
-    options = ["--tokenizer", trained, "--checkpoint-every", 2, "--steps", 4, *SMALL]
+    options = ["--tokenizer", trained, "--checkpoint-interval", 2, "--steps", 4, *SMALL]
     whole, cut = tmp_path / "whole", tmp_path / "cut"
-    assert run("train", "--out", whole, *options, *asked) == 0
+    assert train(whole, *options, *asked) == 0
     shutil.copytree(whole, cut)
     shutil.rmtree(cut / "step-00000004")
     (cut / "model.safetensors").unlink()
-    assert run("train", "--out", cut, "--resume", *options, *asked) == 0
+    assert train(cut, "--resume", *options, *asked) == 0
     first, again = (load_file(folder / "model.safetensors") for folder in (whole, cut))
     assert all(torch.equal(first[name], again[name]) for name in first | again)
     assert any(not torch.equal(first[name], plain[name]) for name in first)
     capsys.readouterr()
-    assert run("train", "--out", cut, "--resume", *options) == 1
+    assert train(cut, "--resume", *options) == 1
     assert asked[0].removeprefix("--").replace("-", "_") in capsys.readouterr().err
     if len(asked) > 2:
         shutil.rmtree(cut / "step-00000004")
-        assert run("train", "--out", cut, "--resume", *options, *asked[:-1], 9) == 1
+        assert train(cut, "--resume", *options, *asked[:-1], 9) == 1
         assert "stories: saved 8, now 9" in capsys.readouterr().err
 
 
@@ -142,18 +154,18 @@ def test_what_does_not_fit_the_model_to_start_from(trained, tmp_path, capsys):
     options = ["--init-from", trained, "--steps", 1, *SMALL]
     large = tmp_path / "large"
     BPETokenizer.train(stories("stories-en", 300, "x"), 1100, special_tokens=[END]).save(large)
-    assert run("train", "--out", tmp_path / "o", "--tokenizer", large, *options) == 1
+    assert train(tmp_path / "o", "--tokenizer", large, *options) == 1
     assert "1,100 tokens, the model knows 1,000" in capsys.readouterr().err
     gpt2 = tmp_path / "gpt2"
-    assert run("train", "--out", gpt2, "--family", "gpt2", "--steps", 1, *SMALL) == 0
+    assert train(gpt2, "--family", "gpt2", "--steps", 1, *SMALL) == 0
     options[1] = gpt2
-    assert run("train", "--out", tmp_path / "o", "--context-length", 600, *options) == 1
+    assert train(tmp_path / "o", "--context-length", 600, *options) == 1
     assert "--context-length 600: the model has 512 positions" in capsys.readouterr().err
     assert not (tmp_path / "o").exists()
 
 
 def test_a_folder_without_a_tokenizer_is_named(tmp_path, capsys):
-    assert run("train", "--out", tmp_path / "o", "--tokenizer", tmp_path, "--steps", 2, *SMALL) == 1
+    assert train(tmp_path / "o", "--tokenizer", tmp_path, "--steps", 2, *SMALL) == 1
     assert f"{tmp_path} has no tokenizer.json" in capsys.readouterr().err
 
 
@@ -161,8 +173,8 @@ def test_the_finished_model_can_be_saved_in_16_bits(trained, tmp_path, capsys):
     out = tmp_path / "o"
     shutil.copytree(trained, out)
     before = (out / "step-00000006" / "model.safetensors").read_bytes()
-    options = ["--resume", "--steps", 6, "--checkpoint-every", 3, *SMALL]
-    assert run("train", "--out", out, *options, "--save-dtype", "bfloat16") == 0
+    options = ["--resume", "--steps", 6, "--checkpoint-interval", 3, *SMALL]
+    assert train(out, *options, "--save-dtype", "bfloat16") == 0
     ours, theirs = load_file(out / "model.safetensors"), load_file(trained / "model.safetensors")
     assert ours.keys() == theirs.keys()
     for name, tensor in theirs.items():
@@ -185,8 +197,8 @@ def test_resume_gives_the_same_model(trained, tmp_path, capsys):
     shutil.rmtree(out / "step-00000006")
     for name in ("model.safetensors", "run.json", "config.json"):
         (out / name).unlink()
-    options = ["--steps", 6, "--checkpoint-every", 3, *SMALL]
-    assert run("train", "--out", out, "--resume", *options) == 0
+    options = ["--steps", 6, "--checkpoint-interval", 3, *SMALL]
+    assert train(out, "--resume", *options) == 0
     assert "resumed at step 3" in capsys.readouterr().err
     ours, theirs = load_file(out / "model.safetensors"), load_file(trained / "model.safetensors")
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
@@ -196,10 +208,11 @@ def test_resume_gives_the_same_model(trained, tmp_path, capsys):
 def test_resuming_an_ended_run_keeps_its_results(trained, tmp_path):
     shutil.copytree(trained, tmp_path / "o")
     before = json.loads((tmp_path / "o/run.json").read_text())
-    options = ["--resume", "--steps", 6, "--checkpoint-every", 3, *SMALL]
-    assert run("train", "--out", tmp_path / "o", *options) == 0
+    options = ["--resume", "--steps", 6, "--checkpoint-interval", 3, *SMALL]
+    assert train(tmp_path / "o", *options) == 0
     after = json.loads((tmp_path / "o/run.json").read_text())
-    assert after["options"].pop("out") != before["options"].pop("out") and after == before
+    folders = [info["options"].pop("output_dir") for info in (before, after)]
+    assert folders[0] != folders[1] and after == before
 
 
 @pytest.mark.parametrize(
@@ -211,8 +224,8 @@ def test_resuming_an_ended_run_keeps_its_results(trained, tmp_path):
     ],
 )
 def test_resume_refuses_another_model_or_corpus(change, message, trained, capsys):
-    options = ["--resume", "--steps", 6, "--checkpoint-every", 3, *SMALL]
-    assert run("train", "--out", trained, *options, *change) == 1
+    options = ["--resume", "--steps", 6, "--checkpoint-interval", 3, *SMALL]
+    assert train(trained, *options, *change) == 1
     assert re.search(message, capsys.readouterr().err)
 
 
@@ -220,7 +233,7 @@ def test_what_could_not_be_saved_is_refused_before_the_training(tmp_path, capsys
     out, folder = tmp_path / "o", tmp_path / "t"
     BPETokenizer.train(["a cat"], 300, special_tokens=[END]).save(folder)
     options = ["--family", "gpt2", "--kv-heads", 2, "--tokenizer", folder, *SMALL]
-    assert run("train", "--out", out, *options) == 1
+    assert train(out, *options) == 1
     assert "no place for num_key_value_heads=2" in capsys.readouterr().err
     assert not out.exists()
 
@@ -233,13 +246,13 @@ def test_a_device_that_is_not_there(device, trained, capsys):
 
 def test_resume_refuses_other_settings(trained, capsys):
     options = ["--steps", 6, *SMALL, "--lr", "1e-3", "--batch-size", "3"]
-    assert run("train", "--out", trained, "--resume", *options) == 1
+    assert train(trained, "--resume", *options) == 1
     assert "max_lr: saved 0.005, now 0.001" in capsys.readouterr().err
 
 
 def test_resume_without_a_run_begins_one(tmp_path, capsys):
     out = tmp_path / "new"
-    assert run("train", "--out", out, "--resume", "--steps", 1, *SMALL) == 0
+    assert train(out, "--resume", "--steps", 1, *SMALL) == 0
     assert (out / "model.safetensors").exists()
     assert "no whole checkpoint to go on from, so from step 0" in capsys.readouterr().err
 
@@ -248,10 +261,10 @@ def test_a_run_killed_before_its_first_checkpoint_is_not_overwritten(tmp_path, c
     out = tmp_path / "killed"
     out.mkdir()
     (out / "metrics.jsonl").write_text('{"step": 90, "loss": 3.5}\n')
-    assert run("train", "--out", out, "--steps", 1, *SMALL) == 1
+    assert train(out, "--steps", 1, *SMALL) == 1
     assert "killed holds a run: give --resume" in capsys.readouterr().err
     assert [path.name for path in out.iterdir()] == ["metrics.jsonl"]  # the tokenizer neither
-    assert run("train", "--out", out, "--steps", 1, "--resume", *SMALL) == 0
+    assert train(out, "--steps", 1, "--resume", *SMALL) == 0
     lines = (out / "metrics.jsonl").read_text().splitlines()
     assert [json.loads(line)["step"] for line in lines] == [1]
 
@@ -263,7 +276,7 @@ def test_train_on_a_text_file(tmp_path, layout, capsys):
     text.write_text(f"\n{END}\n".join(documents[:100]) + END + END.join(documents[100:]))
     out = tmp_path / "out"
     options = [*SMALL, "--layout", layout, "--context-length", 40, "--vocab-size", 290]
-    assert run("train", "--out", out, "--steps", 3, "--corpus", text, *options) == 0
+    assert train(out, "--steps", 3, "--corpus", text, *options) == 0
     assert "parameters" in capsys.readouterr().out
     from minillm.training.data import TokenDataset
 
@@ -275,7 +288,7 @@ def test_train_on_a_text_file(tmp_path, layout, capsys):
 
 def test_train_shows_progress_and_early_samples(tmp_path, capsys):
     options = [word for word in SMALL if word != "--quiet"]
-    assert run("train", "--out", tmp_path / "o", "--steps", 2, "--validate-every", 1, *options) == 0
+    assert train(tmp_path / "o", "--steps", 2, "--eval-interval", 1, *options) == 0
     shown = capsys.readouterr().err
     assert "tokens/s" in shown and "2/2" in shown
     assert re.search(r"step 1, held out \d\.\d{4}: ", shown)
@@ -297,10 +310,10 @@ def test_a_sharded_model_shows_early_samples_too(trained, tmp_path):
     Both end well though gloo's threads may still hold the last shards (pytorch issue 190489).
     """
     options = [word for word in SMALL if word != "--quiet"]
-    options += ["--tokenizer", trained, "--steps", 2, "--validate-every", 1, "--parallel", "fsdp"]
+    options += ["--tokenizer", trained, "--steps", 2, "--eval-interval", 1, "--parallel", "fsdp"]
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     program = ["--no-python", sys.executable, "-c", UNHURRIED]
-    command = [*torchrun, *program, "train", "--out", tmp_path / "o", *options]
+    command = [*torchrun, *program, "train", "--output-dir", tmp_path / "o", *options]
     done = subprocess.run(
         [sys.executable, *map(str, command)],
         capture_output=True,
@@ -314,13 +327,15 @@ def test_a_sharded_model_shows_early_samples_too(trained, tmp_path):
     assert len(shown) == 2 and shown[0] != shown[1]
     assert done.stderr.count("step 1, held out") == 1  # by one process
     model, tokenizer = from_pretrained(tmp_path / "o")
-    assert commands._sample(model, tokenizer, 0) == shown[1] != ""  # what the whole model writes
+    how = {"sampler": Sampler(seed=0), "max_new_tokens": 60}
+    whole = sample_texts(model, tokenizer, [tokenizer.eos_token_id], **how)
+    assert whole == [shown[1]] != [""]
 
 
 def test_chinese_stories_and_another_family(tmp_path):
     options = ["--corpus", "stories-zh", "--family", "qwen3", "--kv-heads", 2]
     options += ["--context-length", 400]
-    assert run("train", "--out", tmp_path / "o", "--steps", 1, *SMALL, *options) == 0
+    assert train(tmp_path / "o", "--steps", 1, *SMALL, *options) == 0
     model, _ = from_pretrained(tmp_path / "o")
     assert model.config.model_type == "qwen3" and model.config.num_key_value_heads == 2
 
@@ -354,25 +369,25 @@ def test_eval_prints_what_it_measured(trained, capsys):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["train", "--out", "RUN", "--steps", 1], "holds a run: give --resume"),
-        (["train", "--out", "NEW", "--layout", "windows"], "no windows"),
-        (["train", "--out", "NEW", "--corpus", "nowhere.txt"], "nowhere.txt"),
-        (["train", "--out", "NEW", "--corpus", __file__, "--deck-cards", 4], "is for stories"),
-        (["train", "--out", "NEW", "--deck-cards", 2], "decks of 2 cards"),
-        (["train", "--out", "NEW", "--corpus", __file__, "--exact-targets"], "is for stories"),
-        (["train", "--out", "NEW", "--deck-cards", 4, "--exact-targets"], "told with all cards"),
-        (["train", "--out", "NEW", "--context-length", 20], "does not fit rows of 20"),
-        (["train", "--out", "NEW", "--family", "mamba"], "mamba"),
-        (["train", "--out", "NEW", "--steps", 0], "counts from 1"),
+        (["train", "RUN", "--steps", 1], "holds a run: give --resume"),
+        (["train", "NEW", "--layout", "windows"], "no windows"),
+        (["train", "NEW", "--corpus", "nowhere.txt"], "nowhere.txt"),
+        (["train", "NEW", "--corpus", __file__, "--deck-cards", 4], "is for stories"),
+        (["train", "NEW", "--deck-cards", 2], "--deck-cards 2 must be at least 3"),
+        (["train", "NEW", "--corpus", __file__, "--exact-targets"], "is for stories"),
+        (["train", "NEW", "--deck-cards", 4, "--exact-targets"], "told with all cards"),
+        (["train", "NEW", "--context-length", 20], "does not fit rows of 20"),
+        (["train", "NEW", "--family", "mamba"], "mamba"),
+        (["train", "NEW", "--steps", 0], "--steps 0 must be from 1"),
         (["generate", "NEW"], "there is no folder"),
         (["eval", "NEW"], "there is no folder"),
     ],
 )
 def test_mistakes_are_one_line(trained, tmp_path, words, message, capsys):
     places = {"RUN": trained, "NEW": tmp_path / "new"}
-    extra = SMALL if words[0] == "train" else ["--device", "cpu"]
-    first = [places.get(word, word) for word in words]
-    assert run(first[0], *extra, *first[1:]) == 1
+    command, *options = [places.get(word, word) for word in words]
+    extra = SMALL if command == "train" else ["--device", "cpu"]
+    assert (train if command == "train" else partial(run, command))(*options, *extra) == 1
     error = capsys.readouterr().err
     assert error.startswith("error: ") and message in error and error.count("\n") == 1
     assert not places["NEW"].exists()
@@ -381,7 +396,7 @@ def test_mistakes_are_one_line(trained, tmp_path, words, message, capsys):
 def test_help_is_quick_and_complete():
     code = """
 import sys
-from minillm.__main__ import main
+from minillm.cli import main
 for words in (["--help"], ["train", "--help"], ["generate", "--help"], ["eval", "--help"]):
     try:
         main(words)
@@ -405,4 +420,235 @@ def test_the_module_runs():
 def test_documents_of_a_text_file_are_read_without_empty_ones(tmp_path):
     path = tmp_path / "text.txt"
     path.write_text("<|endoftext|>one\nmore<|endoftext|>\n\n<|endoftext|>two\n", encoding="utf-8")
-    assert list(corpora.documents(str(path))) == ["one\nmore", "two"]
+    assert list(cli.documents(str(path))) == ["one\nmore", "two"]
+
+
+# Numbers out of range
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["train", "--batch-size", 0], "--batch-size 0 must be from 1 to 1,000,000,000"),
+        (["train", "--steps", -5], "--steps -5 must be from 1 to"),
+        (["train", "--weight-decay", -0.1], "--weight-decay -0.1 must be from 0 to"),
+        (["train", "--init-range", -1], "--init-range -1.0 must be from 0 to"),
+        (["train", "--lr", "nan"], "--lr nan must be from 0 to"),
+        (["train", "--min-lr", 1], "--min-lr 1.0 is above --lr 0.005"),
+        (["train", "--rope-theta", 0], "--rope-theta 0.0 must be above 0"),
+        (["train", "--vocab-size", 256], "--vocab-size 256 must be at least 257"),
+        (["train", "--gradient-accumulation-steps", 0], "--gradient-accumulation-steps 0 must be"),
+        (["train", "--eval-interval", -1], "--eval-interval -1 must be from 0"),
+        (["train", "--held-out", 0], "--held-out 0 must be from 1"),
+        (["train", "--seed", -1], "--seed -1 must be from 0"),
+        (["train", "--heads", 3], "--family llama --hidden-size 32 --heads 3: hidden_size 32"),
+        (["train", "--kv-heads", 3], "--family llama --hidden-size 32 --heads 4 --kv-heads 3: 4"),
+        (["train", "--device", "meta"], "no device 'meta' here: it may be cpu, cuda or mps"),
+        (["generate", "--temperature", -1], "--temperature -1.0 must be from 0 to"),
+        (["generate", "--temperature", "nan"], "--temperature nan must be from 0 to"),
+        (["generate", "--top-k", 0], "--top-k 0 must be from 1"),
+        (["generate", "--top-p", 1.5], "--top-p 1.5 must be above 0 and at most 1"),
+        (["generate", "--count", 0], "--count 0 must be from 1"),
+        (["generate", "--max-new-tokens", -3], "--max-new-tokens -3 must be from 0"),
+        (["generate", "--device", "meta"], "no device 'meta' here: it may be cpu, cuda or mps"),
+        (["generate", "--device", "cpu:1"], "no device 'cpu:1' here: of cpu there are 1"),
+        (["eval", "--documents", 0], "--documents 0 must be from 1"),
+        (["eval", "--samples", -1], "--samples -1 must be from 0"),
+    ],
+)
+def test_a_number_out_of_range_is_named_as_the_option_that_was_typed(
+    trained, tmp_path, words, message, capsys
+):
+    command, *options = words
+    out = tmp_path / "new"
+    small = [word for word in SMALL if word not in ("--device", "cpu")]
+    options = [*small, "--tokenizer", trained, *options] if command == "train" else options
+    assert (train(out, *options) if command == "train" else run(command, trained, *options)) == 1
+    error = capsys.readouterr().err
+    assert error.startswith(f"error: {message}") and error.count("\n") == 1
+    assert not out.exists()
+
+
+def test_a_mistake_is_found_before_torch_is_imported():
+    code = """
+import sys
+from minillm.cli import main
+assert main(["generate", "x", "--top-p", "2"]) == 1
+assert main(["train", "--output-dir", "x", "--lr", "-1"]) == 1
+assert "torch" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
+
+
+def test_a_model_too_large_for_the_memory_is_one_line(trained, tmp_path, capsys):
+    options = ["--tokenizer", trained, *SMALL, "--hidden-size", 2**24]
+    assert train(tmp_path / "o", *options) == 1
+    error = capsys.readouterr().err
+    assert "a model of --hidden-size 16777216 --layers 1 cannot be made here" in error
+    assert error.count("\n") == 1
+
+
+INTEGERS = st.sampled_from([-(10**30), -1, 0, 1, 2, 3, 7, 10**30]).map(str)
+NUMBERS = st.sampled_from(["-inf", "-1", "-0.0", "0", "1e-300", "0.5", "1", "1e30", "inf", "nan"])
+WORDS = st.sampled_from(["", "x", "cpu:9", "meta", "stories-zh", "windows", "\x00", "\udce4", "é"])
+SMALL_INTEGERS = st.integers(1, 64).map(str)
+
+
+@st.composite
+def option_sets(draw):
+    """A command with up to five of its options, whose values fit or do not."""
+    command = draw(st.sampled_from(["train", "generate", "eval"]))
+    subparsers = next(a for a in cli.parser()._actions if hasattr(a, "choices") and a.choices)
+    costly = ("--help", "--compile", "--device", "--resume", "--output-dir", "--init-from")
+    known = [
+        action
+        for action in subparsers.choices[command]._actions
+        if action.option_strings and action.option_strings[-1] not in costly
+    ]
+    words = []
+    for action in draw(st.lists(st.sampled_from(known), max_size=5, unique_by=id)):
+        words.append(action.option_strings[-1])
+        if action.nargs == 0:
+            continue
+        if action.choices:
+            words.append(draw(st.sampled_from([*action.choices, "other"])))
+        elif action.type is int:
+            words.append(draw(SMALL_INTEGERS | INTEGERS))
+        else:
+            words.append(draw(NUMBERS if action.type is float else WORDS))
+    return command, words
+
+
+@given(option_sets())
+def test_no_set_of_options_ends_in_a_traceback(trained, tmp_path_factory, asked):
+    """What is wrong is one line and code 1, or argparse's usage and code 2."""
+    command, words = asked
+    small = ["--device", "cpu"]
+    if command == "train":
+        small = ["--output-dir", tmp_path_factory.mktemp("fuzz") / "o", "--tokenizer", trained]
+        small += [*SMALL, "--steps", 1, "--held-out", 1]
+    else:
+        small += [trained, *(["--max-new-tokens", 2] if command == "generate" else [])]
+        small += ["--documents", 1, "--samples", 1] if command == "eval" else []
+    errors, shown = io.StringIO(), io.StringIO()
+    try:
+        with redirect_stderr(errors), redirect_stdout(shown):
+            code = run(command, *small, *words)
+    except SystemExit as stop:
+        assert stop.code == 2
+        return
+    text = errors.getvalue()
+    assert code in (0, 1) and (code == 0 or "error: " in text)
+    assert "Traceback" not in text
+
+
+# Files and pipes
+
+
+def test_a_file_that_is_not_utf8_is_named_with_its_line(tmp_path, capsys):
+    text, out = tmp_path / "text.txt", tmp_path / "o"
+    text.write_bytes(b"a cat\n" * 50_000 + b"na\xefve\n")
+    assert train(out, "--corpus", text, "--steps", 1, *SMALL) == 1
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert f"error: {text} is not a text file in UTF-8: line 50001, byte 0xef" in error
+    assert not out.exists()
+
+
+@pytest.mark.parametrize("text", ["", "\n\r\n", f"{END}\r\n{END}\n"])
+def test_a_file_without_text_is_refused(tmp_path, text, capsys):
+    path, out = tmp_path / "text.txt", tmp_path / "o"
+    path.write_bytes(text.encode())
+    assert train(out, "--corpus", path, "--steps", 1, *SMALL) == 1
+    assert capsys.readouterr().err == f"error: --corpus {path} holds no text\n"
+    assert not out.exists()
+
+
+def test_line_ends_inside_a_document_stay_as_they_are(tmp_path):
+    path = tmp_path / "text.txt"
+    path.write_bytes(f"one\r\nmore{END}\r\n\r\ntwo\rthree\nfour\r\n{END}five\r\n".encode())
+    assert list(cli.documents(path)) == ["one\r\nmore", "two\rthree\nfour", "five"]
+
+
+@pytest.mark.skipif(os.name == "nt", reason="no such pipes on Windows")
+@pytest.mark.parametrize("words", [["--help"], ["generate", "RUN", "--count", "40"]])
+def test_whoever_reads_one_line_ends_the_program_quietly(trained, words):
+    words = [str(trained) if word == "RUN" else word for word in words]
+    read, write = os.pipe()
+    os.close(read)  # nobody reads, from the first byte on
+    command = [sys.executable, "-m", "minillm", *words]
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    done = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, text=True, env=env)
+    os.close(write)
+    assert (done.returncode, done.stderr) == (141, "")
+
+
+@pytest.mark.parametrize("command", ["train", "generate", "eval"])
+def test_an_interrupt_advises_what_helps(command, monkeypatch, capsys):
+    def interrupted(a):
+        raise KeyboardInterrupt
+
+    names = {"train": "train", "generate": "generate_texts", "eval": "evaluate_folder"}
+    monkeypatch.setattr(cli, names[command], interrupted)
+    assert (train("x") if command == "train" else run(command, "x")) == 130
+    advice = "; train --resume goes on from the last checkpoint" if command == "train" else ""
+    assert capsys.readouterr().err == f"interrupted{advice}\n"
+
+
+# What earlier runs wrote
+
+
+def test_a_run_that_began_under_older_names_of_options_goes_on(trained, tmp_path, capsys):
+    out = tmp_path / "o"
+    shutil.copytree(trained, out)
+    info = json.loads((out / "run.json").read_text(encoding="utf-8"))
+    older = {new: old for old, new in cli.RENAMED.items()}
+    assert older.keys() < info["options"].keys()
+    info["options"] = {older.get(name, name): v for name, v in info["options"].items()}
+    (out / "run.json").write_text(json.dumps(info), encoding="utf-8")
+    before = (out / "model.safetensors").read_bytes()
+    options = ["--resume", "--steps", 6, "--checkpoint-interval", 3, *SMALL]
+    assert train(out, *options) == 0
+    after = json.loads((out / "run.json").read_text(encoding="utf-8"))
+    assert older.keys() < after["options"].keys() and not after["options"].keys() & cli.RENAMED
+    assert after["seconds"] == info["seconds"]
+    assert (out / "model.safetensors").read_bytes() == before
+    assert train(out, *options, "--heads", 8) == 1
+    assert "heads: saved 4, now 8" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "{}", '{"options": 3}', '{"options": {"corpus": 1}}'])
+def test_a_damaged_run_json_is_named(trained, tmp_path, text, capsys):
+    out = tmp_path / "o"
+    shutil.copytree(trained, out)
+    (out / "run.json").write_text(text, encoding="utf-8")
+    assert train(out, "--resume", "--steps", 6, *SMALL) == 1
+    error = capsys.readouterr().err
+    assert error.startswith(f"error: {out / 'run.json'} ") and error.count("\n") == 1
+
+
+def test_a_new_start_in_a_folder_writes_its_own_options(trained, tmp_path):
+    """A run that was killed before its first checkpoint leaves run.json."""
+    out = tmp_path / "o"
+    out.mkdir()
+    (out / "run.json").write_text('{"options": {"corpus": "stories-zh"}}', encoding="utf-8")
+    assert train(out, "--steps", 1, "--tokenizer", trained, *SMALL, "--seed", 3) == 0
+    info = json.loads((out / "run.json").read_text(encoding="utf-8"))
+    assert info["options"]["corpus"] == "stories-en" and info["options"]["seed"] == 3
+
+
+def test_ids_without_a_token_are_never_drawn(trained, tmp_path, capsys):
+    """A vocabulary that is padded, as published ones are: 40 more rows, which all score high."""
+    model, tokenizer = from_pretrained(trained)
+    config = dataclasses.replace(model.config, vocab_size=1040, tie_word_embeddings=False)
+    padded = CausalLM(config)
+    with torch.no_grad():
+        padded.lm_head.weight.zero_()
+        padded.lm_head.bias = torch.nn.Parameter(torch.zeros(1040))
+        padded.lm_head.bias[1000:] = 50.0
+    begin, sampler = [tokenizer.eos_token_id], Sampler(seed=0)
+    how = {"sampler": sampler, "max_new_tokens": 30, "count": 3}
+    assert all(sample_texts(padded, tokenizer, begin, **how))
+    rows = generate(padded, torch.tensor([begin]), max_new_tokens=3)
+    with pytest.raises(ValueError, match="no token has the id"):
+        tokenizer.decode(rows[0].tolist())

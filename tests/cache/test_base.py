@@ -4,66 +4,40 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import nn
-from torch._dynamo.testing import CompileCounterWithBackend
+from meta_device import MetaDevice
+from small_caches import (
+    CHUNKS,
+    EXACT,
+    HEADS,
+    IDS,
+    KINDS,
+    MAX,
+    PADDING,
+    WINDOW,
+    Decoder,
+    assert_same,
+    cached,
+    feed,
+    new,
+    state,
+    tokens,
+)
 
-from minillm.cache.base import CACHE_KINDS, KVCache, make_cache
-from minillm.cache.quantized import quantize_int8
-from minillm.nn.attention import build_mask
-from minillm.nn.layers import GatedMLP, RMSNorm
-from minillm.nn.mla import MultiHeadLatentAttention
-from minillm.nn.multihead import MultiHeadAttention
-from minillm.nn.rope import RotaryEmbedding
-
-WINDOW, BLOCK, MAX = 5, 4, 40
-KINDS = list(CACHE_KINDS)
-EXACT = [kind for kind in KINDS if kind != "quantized"]
-
-
-def new(kind: str, batch_size=2, layers=2, heads=3, key_dim=4, value_dim=6, **options) -> KVCache:
-    options = {"max_length": MAX, "window": WINDOW, "block_size": BLOCK} | options
-    return make_cache(
-        kind,
-        num_layers=layers,
-        batch_size=batch_size,
-        num_kv_heads=heads,
-        key_dim=key_dim,
-        value_dim=value_dim,
-        **options,
-    )
-
-
-def tokens(num: int, seed=0, batch_size=2, heads=3, layers=2, dims=(4, 6)) -> list:
-    """Random keys and values for each layer: [(B, G, T, key_dim), (B, G, T, value_dim)]."""
-    g = torch.Generator().manual_seed(seed)
-    return [
-        tuple(torch.randn(batch_size, heads, num, dim, generator=g) for dim in dims)
-        for _ in range(layers)
-    ]
-
-
-def feed(cache: KVCache, new_tokens: list) -> list:
-    return [layer.update(k, v) for layer, (k, v) in zip(cache.layers, new_tokens, strict=True)]
-
-
-def state(cache: KVCache) -> tuple:
-    """All that a later step could notice, without disturbing it."""
-    twin = cache.fork()
-    read = feed(twin, tokens(1, seed=99, batch_size=cache.batch_size)) if cache.length < MAX else []
-    return cache.length, cache.nbytes, [t.clone() for pair in read for t in pair]
-
-
-def assert_same(one: tuple, other: tuple) -> None:
-    assert one[:2] == other[:2] and len(one[2]) == len(other[2])
-    for a, b in zip(one[2], other[2], strict=True):
-        assert torch.equal(a, b)
+from minillm.cache.base import KVCache, make_cache
+from minillm.cache.sliding import SlidingLayer
 
 
 class Listed:
     """The oracle: a cache that is a list of tokens, copied whenever in doubt."""
 
-    def __init__(self, cache: KVCache, past: list | None = None) -> None:
-        self.cache, self.past = cache, past or []  # past[p][layer] = (key, value), (B, G, dim)
+    def __init__(self, cache: KVCache) -> None:
+        self.cache = cache
+        self.past: list = []  # past[p][layer] = (key, value), (B, G, dim)
+        self.longest = 0  # how long the past has ever been: what a ring has overwritten stays so
+
+    @property
+    def sliding(self) -> bool:
+        return isinstance(self.cache[0], SlidingLayer)
 
     def update(self, num: int, seed: int) -> None:
         cache, rows, start = self.cache, self.cache.batch_size, len(self.past)
@@ -77,6 +51,7 @@ class Listed:
         positions = cache.key_positions(num)
         assert torch.equal(cache.query_positions(num), torch.arange(start, start + num))
         self.past += [[(k[:, :, t], v[:, :, t]) for k, v in given_tokens] for t in range(num)]
+        self.longest = max(self.longest, len(self.past))
         read = feed(cache, given_tokens)
         self.check(positions, read, start)
 
@@ -84,8 +59,7 @@ class Listed:
         filled = positions >= 0
         held = positions[filled].tolist()
         assert len(set(held)) == len(held) and max(held) == len(self.past) - 1
-        sliding = self.cache.layers[0].__class__.__name__ == "SlidingLayer"
-        needed = range(max(0, start - WINDOW + 1) if sliding else 0, len(self.past))
+        needed = range(max(0, start - WINDOW + 1) if self.sliding else 0, len(self.past))
         assert set(needed) <= set(held)
         for i, pair in enumerate(read):
             for j, found in enumerate(pair):
@@ -94,13 +68,23 @@ class Listed:
                 torch.testing.assert_close(found[:, :, filled], expected, rtol=0, atol=0)
 
     def crop(self, length: int) -> None:
-        try:
-            self.cache.crop(length)
-        except ValueError as error:
-            assert "ring" in str(error) and len(self.past) > WINDOW and length < len(self.past) - 1
+        lost = max(0, self.longest - WINDOW) if self.sliding else 0  # positions before this one
+        if length < len(self.past) and max(0, length - WINDOW + 1) < lost:
+            with pytest.raises(ValueError, match=f"the ring of {WINDOW} has overwritten"):
+                self.cache.crop(length)
         else:
+            self.cache.crop(length)
             self.past = self.past[:length]
         assert self.cache.length == len(self.past)
+
+    def fork(self) -> "Listed":
+        twin = Listed(self.cache.fork())
+        twin.past, twin.longest = list(self.past), self.longest
+        return twin
+
+    def reset(self) -> None:
+        self.cache.reset()
+        self.past, self.longest = [], 0
 
     def reorder(self, rows: list[int]) -> None:
         self.cache.reorder(rows)
@@ -131,10 +115,9 @@ def test_any_sequence_of_calls_equals_a_list_of_tokens(kind, calls):
         elif call == "crop":
             one.crop(max(0, len(one.past) - number))
         elif call == "fork":
-            twins.append(Listed(one.cache.fork(), list(one.past)))
+            twins.append(one.fork())
         elif call == "reset":
-            one.cache.reset()
-            one.past = []
+            one.reset()
         else:
             rows = one.cache.batch_size
             one.reorder([(number + i) % rows for i in range(1 + which)])
@@ -165,25 +148,6 @@ def test_forks_share_memory_until_one_writes(kind):
         close = {"rtol": 0, "atol": 0.02 if kind == "quantized" else 0}
         torch.testing.assert_close(k[:, :, slot : slot + 1], expected_k, **close)
         torch.testing.assert_close(v[:, :, slot : slot + 1], expected_v, **close)
-
-
-def test_a_fork_of_pages_copies_one_block():
-    base = new("paged", batch_size=1, layers=1)
-    feed(base, tokens(10, batch_size=1, layers=1))  # blocks of 4: two full ones, one half full
-    pool = base[0].pool
-    used = len(pool.holders) - len(pool.free)
-    twin = base.fork()
-    assert used == 3 and len(pool.holders) - len(pool.free) == used
-    feed(twin, tokens(1, 1, batch_size=1, layers=1))
-    assert len(pool.holders) - len(pool.free) == used + 1
-    assert twin[0].table[0][:2] == base[0].table[0][:2]
-    assert twin[0].table[0][2] != base[0].table[0][2]
-    feed(base, tokens(1, 2, batch_size=1, layers=1))  # now the only holder: writes in place
-    assert len(pool.holders) - len(pool.free) == used + 1
-    del twin
-    assert len(pool.holders) - len(pool.free) == used
-    base.reset()
-    assert len(pool.free) == len(pool.holders)
 
 
 def test_same_contents_as_transformers_caches():
@@ -269,16 +233,6 @@ def test_crop_is_checked_and_exact(kind):
     assert_same(state(cache), state(plain))
 
 
-def test_a_ring_goes_back_as_far_as_it_remembers():
-    cache = new("sliding")
-    feed(cache, tokens(9))
-    with pytest.raises(ValueError, match=r"9 positions to 7: the ring of 5 has overwritten .* 4"):
-        cache.crop(7)
-    assert cache.length == 9
-    cache.crop(8)  # a query at 8 reads 4 to 8, and 4 is still there
-    assert cache.key_positions(1).sort().values.tolist() == [4, 5, 6, 7, 8]
-
-
 def test_an_interrupted_pass_is_noticed_and_undone():
     cache = new("dynamic")
     feed(cache, tokens(3))
@@ -323,17 +277,56 @@ def test_bytes_of_the_filled_positions(kind):
     assert cache.nbytes == cache.length == 0
 
 
-def test_int8_is_off_by_half_a_step_at_most():
-    x = torch.randn(500, 64, generator=torch.Generator().manual_seed(0)) * 10
-    numbers, scale = quantize_int8(x)
-    error, largest = (numbers * scale - x).abs(), x.abs().amax(-1, keepdim=True)
-    assert numbers.dtype == torch.int8 and numbers.min() >= -127
-    assert (error <= largest / 254 * (1 + 1e-5)).all()
-    assert (error > 0.9 * largest / 254).any()  # the bound is no wider than it must be
-    zero, scale = quantize_int8(torch.zeros(2, 8))
-    assert torch.equal(zero * scale, torch.zeros(2, 8))
-    large, scale = quantize_int8(torch.full((1, 4), 60000.0, dtype=torch.float16))
-    torch.testing.assert_close(large * scale, torch.full((1, 4), 60000.0))
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_step_asks_a_device_nothing(kind):
+    """On a GPU, each number read from a tensor would wait for all work given to it so far."""
+    cache = new(kind, device="meta")
+
+    def step(cache, num):
+        queries, keys = cache.query_positions(num), cache.key_positions(num)
+        rows = cache.batch_size
+        for layer in cache.layers:
+            k, v = (torch.empty(rows, 3, num, dim, device="meta") for dim in (4, 6))
+            k, v = layer.update(k, v)
+            assert k.is_meta and v.is_meta and queries.is_meta and keys.is_meta
+            assert k.shape == (rows, 3, len(keys), 4) and v.shape == (rows, 3, len(keys), 6)
+
+    with MetaDevice(answers=True) as device:
+        for num in (3, 1, 1, 4):
+            step(cache, num)
+        twin = cache.fork()
+        for one in (twin, cache):
+            step(one, 1)
+        twin.reorder([1, 0, 0])
+        twin.crop(twin.length - 1)
+        step(twin, 1)
+        cache.reset()
+        step(cache, 2)
+        assert cache.length == 2 and twin.length == 10 and twin.batch_size == 3
+        if kind != "paged":  # whose tables lie on the CPU
+            cache.reorder(torch.zeros(2, dtype=torch.long, device="meta"))
+    assert device.questions == 0
+
+
+def test_the_kind_whose_shapes_never_change():
+    """`fixed_shapes` says it; a step of one token shows it."""
+    for kind in KINDS:
+        cache, shapes = new(kind), set()
+        for _ in range(9):
+            shapes |= {x.shape for pair in feed(cache, tokens(1)) for x in pair}
+        assert cache[0].fixed_shapes == (len(shapes) == 2) == (kind == "static")
+
+
+def test_layers_of_two_kinds_in_one_cache():
+    """As for a model with a window in some layers: static layers count together, or alone."""
+    static, sliding = (lambda: new("static", layers=1)[0]), (lambda: new("sliding", layers=1)[0])
+    for kinds in ((static, static, sliding), (static, sliding, static)):
+        cache = KVCache([make() for make in kinds])
+        for num in (3, 1, 2):
+            feed(cache, tokens(num, layers=3))
+        assert [layer.length for layer in cache.layers] == [6, 6, 6]
+        assert cache.query_positions(2).tolist() == [6, 7]
+        assert cache.key_positions(1).tolist()[:7] == list(range(7))
 
 
 def test_what_is_cached_has_no_gradient_and_outlives_inference_mode():
@@ -353,81 +346,6 @@ def test_what_is_cached_has_no_gradient_and_outlives_inference_mode():
 
 # --- a small decoder: cached equals uncached ---------------------------------------------------
 
-HEADS = {"MHA": 4, "GQA": 2, "MQA": 1, "MLA": None}
-MLA = {"kv_lora_rank": 12, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 6}
-
-
-class Block(nn.Module):
-    def __init__(self, heads: str) -> None:
-        super().__init__()
-        self.norms = nn.ModuleList([RMSNorm(32), RMSNorm(32)])
-        if heads == "MLA":
-            self.attention = MultiHeadLatentAttention(32, 4, **MLA)
-        else:
-            self.attention = MultiHeadAttention(32, 4, num_kv_heads=HEADS[heads])
-        self.mlp = GatedMLP(32, 48)
-
-    def forward(self, x, **options):
-        x = x + self.attention(self.norms[0](x), **options)
-        return x + self.mlp(self.norms[1](x))
-
-
-class Decoder(nn.Module):
-    """Two layers; its mask comes from positions, whatever the cache."""
-
-    def __init__(self, heads: str, window: int | None = None) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.heads, self.window = heads, window
-        self.embed = nn.Embedding(50, 32)
-        self.rotary = RotaryEmbedding(4 if heads == "MLA" else 8)
-        self.layers = nn.ModuleList([Block(heads), Block(heads)])
-        self.double().requires_grad_(False)
-
-    def make_cache(self, kind: str, batch_size: int) -> KVCache:
-        mla = self.heads == "MLA"
-        sizes = {"heads": 1 if mla else HEADS[self.heads]}
-        sizes |= {"key_dim": 12, "value_dim": 4} if mla else {"key_dim": 8, "value_dim": 8}
-        return new(kind, batch_size, dtype=torch.float64, **sizes)
-
-    def forward(self, ids, *, real=None, cache=None):
-        T = ids.shape[1]
-        queries = keys = torch.arange(T)
-        if cache is not None:
-            queries, keys = cache.query_positions(T), cache.key_positions(T)
-        valid = None if real is None else real[:, keys.clamp(min=0)]
-        mask = build_mask(queries, keys, key_valid=valid, window=self.window)
-        at = queries[None] if real is None else (real.cumsum(1) - 1).clamp(min=0)[:, queries]
-        x, rope = self.embed(ids), self.rotary(at)
-        for i, layer in enumerate(self.layers):
-            x = layer(x, rope=rope, mask=mask, cache=None if cache is None else cache[i])
-        return x @ self.embed.weight.T
-
-
-CHUNKS = {"one shot": [14, *[1] * 6], "chunked": [4, 5, 1, 6, 1, 1, 2], "step by step": [1] * 20}
-PADDING = {"no padding": [0, 0, 0], "left padding": [0, 3, 9]}
-IDS = torch.randint(1, 50, (3, 20), generator=torch.Generator().manual_seed(1))
-
-
-def cached(model: Decoder, kind: str, chunks: list[int], padding: list[int], cache=None):
-    """Logits of padded rows, chunk by chunk through a cache; and of each row alone, uncached."""
-    real = torch.arange(20) >= torch.tensor(padding)[:, None]
-    ids = IDS.masked_fill(~real, 0)
-    real = None if not any(padding) else real
-    cache = cache or model.make_cache(kind, 3)
-    found = [
-        model(
-            part,
-            real=None if real is None else real[:, : cache.length + part.shape[1]],
-            cache=cache,
-        )
-        for part in ids.split(chunks, dim=1)
-    ]
-    alone = [model(ids[i : i + 1, pad:])[0] for i, pad in enumerate(padding)]
-    found = torch.cat(found, dim=1)
-    return [found[i, pad:] for i, pad in enumerate(padding)], alone
-
-
 GRID = [(kind, w) for kind in ("dynamic", "static") for w in (None, WINDOW)] + [("sliding", WINDOW)]
 
 
@@ -439,26 +357,6 @@ def test_cached_equals_uncached(kind, window, heads, chunks, padding):
     found, alone = cached(Decoder(heads, window), kind, CHUNKS[chunks], PADDING[padding])
     for one, expected in zip(found, alone, strict=True):
         torch.testing.assert_close(one, expected, rtol=0, atol=1e-10)
-
-
-@pytest.mark.parametrize("padding", PADDING)
-@pytest.mark.parametrize("chunks", CHUNKS)
-@pytest.mark.parametrize("heads", ["GQA", "MLA"])
-def test_paged_equals_uncached_past_block_edges(heads, chunks, padding):
-    found, alone = cached(Decoder(heads), "paged", CHUNKS[chunks], PADDING[padding])
-    for one, expected in zip(found, alone, strict=True):
-        torch.testing.assert_close(one, expected, rtol=0, atol=1e-10)
-
-
-@pytest.mark.parametrize("padding", PADDING)
-@pytest.mark.parametrize("heads", ["GQA", "MLA"])
-def test_quantized_stays_within_two_percent_of_the_largest_logit(heads, padding):
-    results = [cached(Decoder(heads), "quantized", CHUNKS[c], PADDING[padding]) for c in CHUNKS]
-    for one, expected in zip(*results[0], strict=True):
-        assert 0 < (one - expected).abs().max() < 0.02 * expected.abs().max()
-    for found, _ in results[1:]:  # and the chunks make no difference
-        for one, other in zip(found, results[0][0], strict=True):
-            torch.testing.assert_close(one, other, rtol=0, atol=1e-10)
 
 
 @pytest.mark.parametrize("kind", EXACT)
@@ -490,34 +388,3 @@ def test_a_shared_prefix_continued_in_two_ways(kind):
     for (_, ids), logits in zip(ways, found, strict=True):
         expected = model(torch.cat([IDS[:, :9], ids], dim=1))[:, 9:]
         torch.testing.assert_close(torch.cat(logits, dim=1), expected, rtol=0, atol=1e-10)
-
-
-@pytest.mark.parametrize(
-    ("heads", "backend"), [("GQA", "eager"), ("MLA", "eager"), ("GQA", "aot_eager")]
-)
-def test_static_decoding_is_compiled_once(heads, backend):
-    torch._dynamo.reset()
-    counter = CompileCounterWithBackend(backend)
-    model = Decoder(heads)
-    real = torch.arange(20) >= torch.tensor([0, 3, 9])[:, None]
-    real_all = nn.functional.pad(real, (0, MAX - 20), value=True)
-    step = torch.compile(model, backend=counter, fullgraph=True, dynamic=False)
-    expected = model(IDS, real=real)
-    cache = model.make_cache("static", 3)
-    for conversation in (cache, cache, model.make_cache("static", 3), cache.fork()):
-        conversation.reset()
-        model(IDS[:, :12], real=real_all, cache=conversation)  # the prompt, as it is
-        for t in range(12, 20):
-            logits = step(IDS[:, t : t + 1], real=real_all, cache=conversation)
-            torch.testing.assert_close(logits[:, 0], expected[:, t], rtol=0, atol=1e-10)
-        assert conversation.length == 20
-        with pytest.raises(ValueError, match="21 new positions after 20 exceed max_length=40"):
-            conversation.key_positions(21)
-    assert counter.frame_count == 1
-    twin = cache.fork()  # a copy at the first write, then the same compiled step
-    for conversation in (twin, cache):
-        conversation.crop(12)
-        for t in range(12, 16):
-            logits = step(IDS[:, t : t + 1], real=real_all, cache=conversation)
-            torch.testing.assert_close(logits[:, 0], expected[:, t], rtol=0, atol=1e-10)
-    assert counter.frame_count == 2

@@ -1,0 +1,162 @@
+"""The house rules of the package: whole classes, names from one place, a core that stands alone."""
+
+import ast
+import importlib
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGE = ROOT / "minillm"
+
+# The core, each module with the chapter that tells it: what one reads first.
+CORE = {
+    "ngram": 1,
+    "tokenizer.pretokenizer": 2,
+    "tokenizer.bpe": 2,
+    "nn.attention": 3,
+    "nn.multihead": 4,
+    "nn.rope": 5,
+    "nn.layers": 6,
+    "cache.base": 7,
+    "generation.sampling": 8,
+    "training.data": 9,
+    "training.loss": 9,
+    "training.optim": 9,
+    "training.trainer": 9,
+    "config": 10,
+    "model": 10,
+    "generation.decoding": 10,
+}
+SERVES_ALL = {"utils"}  # imported from anywhere
+
+
+def name_of(path: Path) -> str:
+    """The module of a file, without the package: `nn.rope`; a room's own is `nn`."""
+    parts = path.relative_to(PACKAGE).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+TREES = {
+    name_of(path): ast.parse(path.read_text(encoding="utf-8"))
+    for path in sorted(PACKAGE.rglob("*.py"))
+}
+ROOMS = [name_of(path) for path in sorted(PACKAGE.glob("*/__init__.py"))]
+
+
+def imported_at_the_top(tree: ast.Module) -> set[str]:
+    """Our own modules that a module imports as it is imported itself (not for type checkers)."""
+    found: set[str] = set()
+    waiting: list[ast.AST] = list(tree.body)
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            continue
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            waiting += node.orelse
+            continue
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "imports name the whole path"
+            for alias in node.names:
+                inner = f"{node.module}.{alias.name}".removeprefix("minillm.")
+                found.add(f"minillm.{inner}" if inner in TREES else node.module or "")
+        else:
+            waiting += ast.iter_child_nodes(node)
+    return {name.removeprefix("minillm.") for name in found if name.startswith("minillm.")}
+
+
+def test_no_private_class_is_the_base_of_exactly_one():
+    private, heirs = set(), Counter()
+    for tree in TREES.values():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef):
+                private |= {node.name} if node.name.startswith("_") else set()
+                for base in node.bases:
+                    heirs[ast.unparse(base).split("[")[0].rpartition(".")[2]] += 1
+    assert sorted(name for name in private if heirs[name] == 1) == []
+
+
+@pytest.mark.parametrize("module", sorted(TREES))
+def test_names_come_from_one_place(module):
+    tree = TREES[module]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom | ast.Import):
+            passed_on = [alias.name for alias in node.names if alias.asname == alias.name]
+            assert passed_on == [], f"{module} passes {passed_on} on"
+    if module in ("", *ROOMS):
+        return  # a room's __init__ may offer the room's core names
+    imported = {
+        alias.asname or alias.name
+        for node in tree.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    lists = [
+        ast.literal_eval(node.value)
+        for node in tree.body
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__"
+    ]
+    assert all(imported.isdisjoint(names) for names in lists)
+
+
+@pytest.mark.parametrize("module", CORE)
+def test_the_core_imports_only_the_core_of_earlier_chapters(module):
+    needed = imported_at_the_top(TREES[module]) - SERVES_ALL
+    depth = sorted(needed - CORE.keys())
+    assert depth == [], f"{module} asks for {depth} before anybody needs it"
+    later = sorted(name for name in needed if CORE[name] > CORE[module])
+    assert later == [], f"{module} (chapter {CORE[module]}) builds on a later chapter: {later}"
+
+
+def test_what_serves_all_needs_nothing_of_ours():
+    for module in SERVES_ALL:
+        assert imported_at_the_top(TREES[module]) == set()
+
+
+def test_from_text_to_token_and_weights_takes_few_files():
+    code = """
+import sys
+import torch
+from minillm.config import ModelConfig
+from minillm.generation.decoding import generate
+from minillm.model import CausalLM
+from minillm.tokenizer.bpe import BPETokenizer
+from minillm.tokenizer.pretokenizer import GPT4_PATTERN
+from minillm.training.data import WindowBatches
+from minillm.training.trainer import TrainConfig, Trainer
+
+tokenizer = BPETokenizer({bytes([byte]): byte for byte in range(256)}, GPT4_PATTERN, {})
+ids = torch.tensor([tokenizer.encode("Once upon a time")])
+sizes = dict(hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2)
+model = CausalLM(ModelConfig(vocab_size=256, **sizes))
+assert generate(model, ids, max_new_tokens=3).shape == (1, 19)
+Trainer(model, WindowBatches(ids[0], 2, 8), TrainConfig(2, warmup_steps=0), progress=False)
+ours = [name for name, module in sys.modules.items() if name.partition(".")[0] == "minillm"
+        and not module.__file__.endswith("__init__.py")]
+print(*sorted(ours))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    files = {name.removeprefix("minillm.") for name in done.stdout.split()}
+    assert len(files) <= 20, sorted(files)
+    assert files <= CORE.keys() | SERVES_ALL, (
+        f"depth that nobody asked for: {sorted(files - CORE.keys() - SERVES_ALL)}"
+    )
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_a_room_offers_no_name_that_is_also_one_of_its_modules(room):
+    modules = {name.rpartition(".")[2] for name in TREES if name.startswith(f"{room}.")}
+    offered = getattr(importlib.import_module(f"minillm.{room}"), "__all__", [])
+    assert modules.isdisjoint(offered)
+
+
+def test_the_package_offers_no_name_that_is_also_a_module():
+    import minillm
+
+    assert {name.partition(".")[0] for name in TREES}.isdisjoint(minillm.__all__)

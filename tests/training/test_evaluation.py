@@ -1,0 +1,59 @@
+"""Bits per byte: all nats over all bytes."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+from training_runs import Letters
+
+from minillm.training.evaluation import evaluate, token_byte_lengths
+
+
+def test_evaluate_counts_all_nats_over_all_bytes():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(257, 8), nn.Linear(8, 257))
+    texts = ["a", "", "héé", "stories" * 9, "中文"]
+    nats = 0.0
+    for text in texts:  # one by one, in float64, no padding
+        ids = torch.tensor([256, *text.encode(), 256])
+        logits = model(ids[None, :-1])[0].detach().double().log_softmax(-1)
+        nats -= float(logits[torch.arange(len(ids) - 1), ids[1:]].sum())
+    expected = nats / math.log(2) / sum(len(t.encode()) for t in texts)
+    for batch_tokens in (1, 20, 10000):
+        assert evaluate(model, texts, Letters(), batch_tokens=batch_tokens) == pytest.approx(
+            expected, rel=1e-6
+        )
+    assert model.training
+    uniform = nn.Sequential(nn.Embedding(257, 1), nn.Linear(1, 257, bias=False))
+    nn.init.zeros_(uniform[1].weight)
+    one = evaluate(uniform, ["abc"], Letters())
+    assert one == pytest.approx(4 * math.log2(257) / 3)  # three letters and the end, three bytes
+    with pytest.raises(ValueError, match="0 texts"):
+        evaluate(model, [], Letters())
+
+
+def test_evaluate_says_that_an_end_token_is_missing():
+    tokenizer, model = Letters(), nn.Sequential(nn.Embedding(257, 8), nn.Linear(8, 257))
+    expected = evaluate(model, ["abc"], tokenizer)
+    tokenizer.eos_token_id = None
+    with pytest.raises(ValueError, match="no end token: say with end_id which"):
+        evaluate(model, ["abc"], tokenizer)
+    assert evaluate(model, ["abc"], tokenizer, end_id=256) == expected
+
+
+def test_evaluate_counts_the_bytes_that_were_encoded():
+    model = nn.Sequential(nn.Embedding(257, 8), nn.Linear(8, 257))
+    expected = evaluate(model, ["a\ufffd"], Letters())  # as our tokenizers write half a character
+    assert evaluate(model, ["a\ud800"], Letters()) == expected
+
+
+def test_token_byte_lengths():
+    lengths = token_byte_lengths(Letters())
+    assert lengths.tolist() == [1] * 256 + [0] and lengths.dtype == torch.int64
+
+
+def test_ids_without_a_token_have_no_bytes():
+    tokenizer = Letters()
+    tokenizer.special_tokens, tokenizer.vocab_size = {"<end>": 258}, 260  # 256, 257, 259: nothing
+    assert token_byte_lengths(tokenizer).tolist() == [1] * 256 + [0] * 4

@@ -1,0 +1,417 @@
+"""The loop: one step, interrupts, records; a plain loop as oracle."""
+
+import contextlib
+import functools
+import math
+import subprocess
+import sys
+import textwrap
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from training_runs import TOKENS, Failing, Listed, Stop, Tiny, V, make, records, same, tiny, weights
+
+from minillm.training import trainer as trainer_module
+from minillm.training.checkpoint import load_checkpoint
+from minillm.training.data import WindowBatches, get_batch
+from minillm.training.optim import AdamW, cosine_schedule, decay_groups
+from minillm.training.trainer import TrainConfig
+
+
+def test_a_step_without_targets_leaves_the_weights_and_goes_on():
+    x, y = torch.ones(2, 3, dtype=torch.long), torch.full((2, 3), -100)
+    trainer = make(source=Listed([(x, y), (x, y)]), steps=2, log_interval=1, weight_decay=0.0)
+    before = weights(trainer)
+    assert [record["loss"] for record in trainer.train()] == [0, 0]
+    assert all(torch.equal(a, b) for a, b in zip(before, weights(trainer), strict=True))
+
+
+@pytest.mark.parametrize("optimizer", ["Muon", "adam", "", None])
+def test_an_optimizer_misspelt_is_refused(optimizer):
+    with pytest.raises(ValueError, match=f"optimizer {optimizer!r} is neither adamw nor muon"):
+        TrainConfig(9, warmup_steps=2, optimizer=optimizer)
+
+
+def test_muon_goes_with_the_fused_adamw_only():
+    with pytest.raises(ValueError, match="muon goes with torch's AdamW, not with fused=False"):
+        TrainConfig(9, optimizer="muon", fused=False)
+
+
+def test_a_model_must_return_logits_alone():
+    class Pair(Tiny):
+        def forward(self, ids):
+            return super().forward(ids), None
+
+    trainer = make(model=Pair())
+    with pytest.raises(TypeError, match=r"return its logits \(B, T, V\), a tensor, not a tuple"):
+        trainer.train()
+    assert trainer.step == 0 and trainer.source.index == 0
+
+
+def test_trainer_with_accumulation_takes_the_step_of_the_big_batch(generator):
+    x = torch.randint(V, (8, 10), generator=generator)
+    y = x.clone()
+    y[0, 2:] = -100
+    y[3, 5:] = -100
+
+    def run(batches, accumulation):
+        trainer = make(
+            steps=2,
+            model=tiny(dropout=0.0).double(),
+            source=Listed(batches * 2),
+            gradient_accumulation_steps=accumulation,
+            log_interval=1,
+        )
+        trainer.train()
+        return trainer
+
+    big = run([(x, y)], 1)
+    small = run([(x[i : i + 2], y[i : i + 2]) for i in range(0, 8, 2)], 4)
+    for a, b in zip(weights(big), weights(small), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
+    for a, b in zip(big.history, small.history, strict=True):
+        assert a["loss"] == pytest.approx(b["loss"], rel=1e-10)
+        assert a["tokens"] == b["tokens"]
+
+
+def test_trainer_equals_a_plain_loop():
+    trainer = make(steps=12, weight_decay=0.2, max_norm=0.5)
+    history = trainer.train()
+    model, source = tiny(), WindowBatches(TOKENS, 4, 12, seed=3)
+    torch.manual_seed(0)
+    optimizer = torch.optim.AdamW(decay_groups(model, 0.2), betas=(0.9, 0.95), eps=1e-8)
+    losses = []
+    for step in range(12):
+        for group in optimizer.param_groups:
+            group["lr"] = cosine_schedule(step, 1e-3, 1e-4, 4, 12)
+        x, y = next(source)
+        loss = F.cross_entropy(model(x).flatten(0, 1), y.flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        optimizer.step()
+        losses.append(loss.item())
+    for p, q in zip(trainer.model.parameters(), model.parameters(), strict=True):
+        torch.testing.assert_close(p, q, rtol=1e-5, atol=1e-6)
+    assert [r["step"] for r in history] == [4, 8, 12]
+    for i, record in enumerate(history):
+        assert record["loss"] == pytest.approx(np.mean(losses[4 * i : 4 * i + 4]), rel=1e-5)
+        assert record["tokens"] == 48 * record["step"]
+
+
+def test_our_optimizer_and_the_fused_one_agree():
+    ours, fused = make(fused=False), make(fused=True)
+    ours.train(), fused.train()
+    assert isinstance(ours.optimizer, AdamW) and isinstance(fused.optimizer, torch.optim.AdamW)
+    for a, b in zip(weights(ours), weights(fused), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+
+
+def test_learns_in_bfloat16_and_keeps_float32_weights():
+    model = tiny(dropout=0.0)
+    x = torch.arange(V)[None].repeat(4, 1)
+    source = Listed([(x[:, :-1], x[:, 1:])] * 60)
+    trainer = make(steps=60, model=model, source=source, precision="bfloat16", max_lr=3e-2)
+    history = trainer.train()
+    assert history[-1]["loss"] < 0.2 < 2 < history[0]["loss"]
+    assert all(p.dtype == torch.float32 for p in model.parameters())
+
+
+def test_validation_samples_and_bytes_go_into_the_records(tmp_path):
+    calls, logged = [], []
+    lengths = torch.full((V,), 3)
+
+    def validate(model):
+        calls.append(model.training)
+        torch.rand(5)  # validation may draw: training does not notice
+        return {"bits": 1.5}
+
+    trainer = make(tmp_path, steps=10, eval_interval=4)
+    trainer.validate, trainer.sample = validate, lambda model: "once"
+    trainer.token_bytes, trainer.on_log = lengths, logged.append
+    trainer.train()
+    plain = make(steps=10)
+    plain.train()
+    assert same(trainer, plain)
+    assert calls == [False] * 3 and trainer.model.training
+    lines = records(tmp_path)
+    assert lines == trainer.history == logged
+    assert [r.get("bits") for r in lines] == [1.5, 1.5, 1.5] and lines[0]["sample"] == "once"
+    for record in lines:
+        nats_per_byte = record["loss"] / 3 / math.log(2)
+        assert record["bits_per_byte"] == pytest.approx(nats_per_byte, rel=1e-6)
+        assert record["tokens_per_second"] > 0 and record["grad_norm"] > 0
+
+
+class Bytes:
+    """Byte counts on a device, which take no index from elsewhere."""
+
+    device = torch.device("meta")
+
+    def __getitem__(self, index):
+        assert index.device == self.device
+        return torch.full(index.shape, 2)
+
+
+def test_bytes_are_counted_where_their_numbers_lie(monkeypatch):
+    trainer = make(steps=1)
+    trainer.token_bytes = Bytes()
+    (record,) = trainer.train()
+    assert record["bits_per_byte"] == pytest.approx(record["loss"] / 2 / math.log(2), rel=1e-6)
+
+
+@pytest.mark.parametrize("names", [["loss"], ["step", "tokens", "held_out"]])
+def test_validation_does_not_overwrite_the_run(tmp_path, names):
+    trainer = make(tmp_path, steps=8, eval_interval=4)
+    trainer.validate = lambda model: dict.fromkeys(names, 7.0)
+    clash = ", ".join(name for name in names if name != "held_out")
+    with pytest.raises(ValueError, match=f"validate returned {clash}: the run records that"):
+        trainer.train()
+    assert records(tmp_path) == trainer.history == []
+    trainer.validate = lambda model: 7.0  # renamed: the run goes on
+    assert [r["validation"] for r in trainer.train()] == [7.0]
+
+
+def test_a_new_run_leaves_the_random_numbers_alone(monkeypatch):
+    """And does not look at GPUs that it does not use."""
+
+    def refuse(*_):
+        raise AssertionError("not ours")
+
+    for name in ("device_count", "get_rng_state", "set_rng_state"):
+        monkeypatch.setattr(torch.cuda, name, refuse)
+    before = torch.get_rng_state()
+    first = make(model=Tiny())
+    torch.set_rng_state(before)
+    model = Tiny()
+    before = torch.get_rng_state()
+    second = make(model=model)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert torch.equal(first.rng["cpu"], second.rng["cpu"])
+
+
+def test_the_progress_bar_shows_loss_speed_and_time_left(capsys):
+    trainer = make(steps=8)
+    trainer.progress = True
+    trainer.train()
+    shown = capsys.readouterr().err
+    assert "8/8" in shown and "tokens/s" in shown and "loss" in shown and "<00:00" in shown
+
+
+@pytest.mark.parametrize("error", [Stop, ValueError])
+def test_the_bar_ends_when_training_does(monkeypatch, capsys, error):
+    bars = []
+
+    class Bar(trainer_module.tqdm):
+        def __init__(self, *args, **kwargs):
+            super().__init__(*args, **kwargs)
+            self.closed = 0
+            bars.append(self)
+
+        def close(self):
+            self.closed += 1
+            super().close()
+
+    monkeypatch.setattr(trainer_module, "tqdm", Bar)
+    trainer = make(steps=8)
+    trainer.progress = True
+    trainer.source = Failing(trainer.source, at=3, error=error)
+    with pytest.raises(error):
+        trainer.train()
+    assert bars[0].closed == 1 and capsys.readouterr().err.endswith("\n")
+    trainer.train()
+    assert len(bars) == 2 and bars[1].closed == 1
+    assert "8/8" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("place", ["source", "forward", "backward", "validate", "record"])
+def test_training_goes_on_exactly_after_an_interrupt(place):
+    """Ctrl-C, then `train()` again, as in a notebook."""
+    calls = []
+
+    def once(*_):
+        calls.append(place)
+        if len(calls) == 6:
+            if place != "record":
+                torch.rand(7)  # whatever it was doing with random numbers
+            raise Stop
+
+    trainer = make(steps=12, gradient_accumulation_steps=2, log_interval=1, eval_interval=1)
+    if place == "source":
+        trainer.source = Failing(trainer.source, at=6, error=Stop)
+    elif place == "forward":
+        trainer.model.norm.register_forward_hook(once)
+    elif place == "backward":
+        trainer.model.mix.weight.register_hook(once)
+    elif place == "validate":
+        trainer.validate = lambda model: once() or 0.0
+    else:
+        trainer.on_log = once
+    with pytest.raises(Stop):
+        trainer.train()
+    assert 2 <= trainer.step <= 6 and trainer.model.mix.weight.grad is None
+    trainer.train()
+    reference = make(steps=12, gradient_accumulation_steps=2)
+    reference.train()
+    assert trainer.step == 12 and same(trainer, reference)
+
+
+def test_a_run_broken_off_while_the_weights_moved_must_be_resumed(tmp_path):
+    trainer = make(tmp_path, steps=12, checkpoint_interval=4, fused=False)
+    step, weight = trainer.optimizer.step, trainer.model.mix.weight
+
+    def half_a_step():
+        if trainer.step == 6:
+            weight.data.add_(1.0)
+            raise Stop
+        step()
+
+    trainer.optimizer.step = half_a_step
+    with pytest.raises(Stop):
+        trainer.train()
+    trainer.optimizer.step = step
+    with pytest.raises(RuntimeError, match=r"step 6 was broken off.*resume\(\)"):
+        trainer.train()
+    assert trainer.resume() and trainer.step == 4
+    trainer.train()
+    reference = make(steps=12, fused=False)
+    reference.train()
+    assert same(trainer, reference)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"steps": 0}, "counts from 1"),
+        ({"steps": 2.5}, "counts from 1"),
+        ({"steps": 5, "gradient_accumulation_steps": 0}, "counts from 1"),
+        ({"steps": 5, "warmup_steps": -1}, "warm-up -1 of 5"),
+        ({"steps": 5, "max_norm": 0.0}, "max_norm must be positive, not 0.0"),
+        ({"steps": 5, "precision": "float16"}, "precision 'float16'"),
+        ({"steps": 5, "parallel": "pipes"}, "parallel 'pipes'"),
+        ({"steps": 5, "weight_decay": -0.1}, "weight_decay must be a number from 0, not -0.1"),
+        ({"steps": 5, "weight_decay": math.nan}, "weight_decay must be a number from 0, not nan"),
+        ({"steps": 5, "max_lr": math.inf}, "max_lr must be a number from 0, not inf"),
+        ({"steps": 5, "betas": (0.9, 1.0)}, r"betas \(0.9, 1.0\)"),
+        ({"steps": 5, "log_interval": 0}, "log_interval 0: .* counts from 1"),
+        ({"steps": 5, "checkpoint_interval": -1}, "checkpoint_interval -1 is no count"),
+        ({"steps": 5, "eval_interval": 0.5}, "eval_interval 0.5 is no count"),
+        ({"steps": 5, "max_lr": 1e-5}, r"rates 0\.0001\.\.1e-05"),
+    ],
+)
+def test_config_refuses_values_out_of_range(settings, message):
+    with pytest.raises(ValueError, match=message):
+        TrainConfig(**settings)
+
+
+def test_random_numbers_of_a_mac(monkeypatch):
+    kept = [torch.ones(3, dtype=torch.uint8)]
+    monkeypatch.setattr(torch.mps, "get_rng_state", lambda: kept[-1])
+    monkeypatch.setattr(torch.mps, "set_rng_state", kept.append)
+    device = torch.device("mps")
+    state = trainer_module.rng_state(device)
+    assert torch.equal(state["mps"], kept[0]) and torch.equal(state["cpu"], torch.get_rng_state())
+    kept.append(torch.zeros(3, dtype=torch.uint8))
+    trainer_module.set_rng_state(state, device)
+    assert torch.equal(kept[-1], kept[0])
+    trainer_module.set_rng_state({"cpu": state["cpu"]}, device)  # as older versions wrote it
+    assert len(kept) == 3
+
+
+def test_nan_stops_with_the_step_and_a_saved_state(tmp_path):
+    class Poisoned(WindowBatches):
+        def __next__(self):
+            x, y = super().__next__()
+            if self.index == 8:
+                with torch.no_grad():
+                    poison["model"].scale.fill_(float("nan"))
+            return x, y
+
+    class Scaled(Tiny):
+        def __init__(self):
+            super().__init__()
+            self.scale = torch.ones(())
+
+        def forward(self, ids):
+            return super().forward(ids) * self.scale
+
+    torch.manual_seed(0)
+    poison = {"model": Scaled()}
+    trainer = make(tmp_path, model=poison["model"], source=Poisoned(TOKENS, 4, 12, seed=3))
+    with pytest.raises(FloatingPointError, match=r"step 7: loss nan.*step-00000007"):
+        trainer.train()
+    tensors, state = load_checkpoint(tmp_path / "step-00000007")
+    assert all(t.isfinite().all() for t in tensors["model"].values())
+    assert state["source"]["index"] == 7  # the batch that did it is drawn again
+    assert trainer.source.index == 7 and trainer.model.mix.weight.grad is None
+    torch.manual_seed(0)
+    healthy = make(tmp_path, model=Scaled())
+    assert healthy.resume() and healthy.step == 7
+    healthy.train()
+    reference = make()
+    reference.train()
+    assert same(healthy, reference)
+
+
+def test_compiled_training_agrees(tmp_path, monkeypatch):
+    eager = functools.partial(torch.compile, backend="aot_eager")  # no C++ compiler needed
+    monkeypatch.setattr(torch, "compile", eager)
+    plain, compiled = make(steps=3), make(tmp_path, steps=3, compile=True)
+    assert compiled.forward is not compiled.model
+    plain.train(), compiled.train()
+    for a, b in zip(weights(plain), weights(compiled), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+    assert "embed.weight" in load_checkpoint(tmp_path / "step-00000003")[0]["model"]
+
+
+@pytest.mark.gpu
+def test_tokens_targets_and_byte_counts_may_lie_on_the_gpu():
+    plain = make(steps=4, model=tiny().cuda())
+    there = make(steps=4, model=tiny().cuda(), source=WindowBatches(TOKENS.cuda(), 4, 12, seed=3))
+    targets = get_batch(TOKENS.cuda(), 2, 4, device="cuda")[1]
+    source = Listed([(targets, targets)] * 4)
+    mixed = make(steps=4, model=tiny().cuda(), source=source)
+    for trainer in (plain, there, mixed):
+        trainer.token_bytes = torch.full((V,), 2)
+        assert trainer.train()[-1]["bits_per_byte"] > 0
+    assert same(plain, there)
+
+
+def test_a_run_asks_the_device_for_loss_and_norm_alone(monkeypatch):
+    """On a GPU each question waits; on the meta device, which has no numbers, it is an error."""
+    asked = []
+
+    def numbers(*values):
+        assert all(value.device.type == "meta" for value in values)
+        asked.append(len(values))
+        return [1.0] * len(values)
+
+    monkeypatch.setattr(trainer_module, "_numbers", numbers)
+    monkeypatch.setattr(torch, "autocast", lambda *_, **__: contextlib.nullcontext())  # has no meta
+    for settings in ({"fused": False}, {"fused": False, "gradient_accumulation_steps": 2}):
+        trainer = make(steps=3, model=tiny().to("meta"), log_interval=1, **settings)
+        trainer.token_bytes = torch.full((V,), 3)
+        assert len(trainer.train()) == 3
+        assert all(p.device.type == "meta" for p in trainer.model.parameters())
+    assert sum(asked) == 2 * 3 * 2  # loss and norm, once a step
+
+
+def test_a_trainer_without_a_folder_needs_the_core_alone():
+    code = """
+        import sys
+        import torch
+        from minillm.training.data import WindowBatches
+        from minillm.training.trainer import TrainConfig, Trainer
+
+        source = WindowBatches(torch.arange(9), 2, 4)
+        Trainer(torch.nn.Embedding(9, 9), source, TrainConfig(2), progress=False).train()
+        print(*sorted(name for name in sys.modules if name.startswith("minillm")))
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, check=True
+    )
+    core = ["training", "training.data", "training.loss", "training.optim", "training.trainer"]
+    assert done.stdout.split() == ["minillm", *(f"minillm.{name}" for name in core)]
