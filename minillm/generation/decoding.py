@@ -5,7 +5,6 @@ Explained in notebook 10; what is drawn, and how, is in `minillm.generation.samp
 
 # Built from notebooks/10_minillm.ipynb: edit there, then make build.
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from numbers import Integral
 from typing import Any
@@ -15,7 +14,7 @@ from torch import Tensor
 
 from minillm.cache.base import KVCache
 from minillm.config import ModelConfig
-from minillm.generation.sampling import GREEDY, Sampler
+from minillm.generation.sampling import GREEDY, Sampler, end_ids, enforce_min_new_tokens
 from minillm.model import CausalLM
 
 __all__ = ["FROM_CONFIG", "StoppingCriteria", "check_prompt", "generate", "stream_text"]
@@ -63,9 +62,7 @@ class StoppingCriteria:
     ) -> None:
         if eos_token_id == FROM_CONFIG:
             eos_token_id = config.eos_token_ids
-        if isinstance(eos_token_id, int | Integral):
-            eos_token_id = (int(eos_token_id),)
-        eos = tuple(eos_token_id or ())
+        eos = end_ids(eos_token_id)
         if any(not 0 <= i < config.vocab_size for i in eos):
             raise ValueError(f"end tokens {eos}, but ids are 0..{config.vocab_size - 1}")
         stops = [stop] if isinstance(stop, str) else list(stop or ())
@@ -148,14 +145,6 @@ def _decode_loop(
                 return
 
 
-def _min_new_tokens(logits: Tensor, num_new: int, least: int, eos_token_ids: set[int]) -> Tensor:
-    """Forbid the end tokens while fewer than `least` tokens are new. Shape: (B, V) -> (B, V)."""
-    if num_new >= least or not eos_token_ids:
-        return logits
-    forbidden = torch.tensor(sorted(eos_token_ids), device=logits.device)
-    return logits.index_fill(-1, forbidden, -math.inf)
-
-
 def generate(
     model: CausalLM,
     input_ids: Tensor,
@@ -201,7 +190,8 @@ def generate(
 
     def choose(logits: Tensor, previous_ids: Tensor) -> Tensor:
         num_new = previous_ids.shape[1] - T
-        return sampler(_min_new_tokens(logits, num_new, min_new_tokens, stopping.eos), previous_ids)
+        logits = enforce_min_new_tokens(logits, stopping.eos, num_new, min_new_tokens)
+        return sampler(logits, previous_ids)
 
     parts = [input_ids]
     for drawn in _decode_loop(
@@ -271,9 +261,7 @@ def _compiled_step(model: CausalLM, cache: KVCache | str | None) -> Callable[...
     Masks and positions are made outside; the compiled part sees tensors of fixed shapes only.
     Raises: ValueError unless the cache is static.
     """
-    from minillm.cache.static import StaticLayer
-
-    if not isinstance(cache, KVCache) or not isinstance(cache[0], StaticLayer):
+    if not isinstance(cache, KVCache) or not cache[0].fixed_shapes:
         raise ValueError(
             "compile=True needs cache='static': a growing cache would be compiled anew"
         )
