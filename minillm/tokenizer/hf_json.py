@@ -13,6 +13,7 @@ import json
 import warnings
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +21,7 @@ from minillm.tokenizer.bpe import find_merges, is_id
 from minillm.tokenizer.chat import choose_template
 from minillm.tokenizer.pretokenizer import GPT2_PATTERN
 from minillm.tokenizer.trainer import bytes_to_unicode
-from minillm.utils import read_json, replacing
+from minillm.utils import read_json, recover, transaction
 
 __all__ = [
     "CONFIG_FIELDS",
@@ -194,21 +195,18 @@ _TEMPLATE = "chat_template.jinja"
 
 
 def save(tokenizer: "BPETokenizer", directory: Path) -> None:
-    """Write `tokenizer.json` and `tokenizer_config.json`, each whole or not at all.
+    """Write `tokenizer.json` and `tokenizer_config.json`, both whole or neither.
 
     Raises: ValueError as `to_json`, before anything is written.
     """
-    directory.mkdir(parents=True, exist_ok=True)
     config = {name: getattr(tokenizer, name) for name in (*NAMES, "chat_template")}
     config = {"tokenizer_class": "PreTrainedTokenizerFast", **config}
     config = {key: value for key, value in config.items() if value is not None}
-    for name, content in (
-        ("tokenizer_config.json", config),
-        ("tokenizer.json", to_json(tokenizer)),
-    ):
-        with replacing(directory / name) as path:
-            path.write_text(json.dumps(content, ensure_ascii=False, indent=1), encoding="utf-8")
-    (directory / _TEMPLATE).unlink(missing_ok=True)  # an older one would be read instead
+    files = {"tokenizer_config.json": config, "tokenizer.json": to_json(tokenizer)}
+    with transaction(directory, remove=(_TEMPLATE,)) as staging:  # an older one would be read
+        for name, content in files.items():
+            text = json.dumps(content, ensure_ascii=False, indent=1)
+            (staging / name).write_text(text, encoding="utf-8")
 
 
 def to_json(tokenizer: "BPETokenizer") -> dict[str, Any]:
@@ -419,6 +417,8 @@ def read_tokenizer(path: Path) -> dict[str, Any]:
 
     Raises: ValueError naming the file and the place if it is damaged or contradicts itself.
     """
+    with suppress(OSError):  # a folder that cannot be written is read as it is
+        recover(path.parent)  # from a save that was interrupted
     content = read_json(path)
     try:
         check_fields(content, TOKENIZER_FIELDS)

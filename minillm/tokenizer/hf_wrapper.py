@@ -20,7 +20,7 @@ from minillm.tokenizer.bpe import BEGIN_TOKENS, END_TOKENS, BPETokenizer, Stream
 from minillm.tokenizer.chat import render_chat
 from minillm.tokenizer.hf_json import DIGEST, NAMES, read_config, read_tokenizer, unspell
 from minillm.tokenizer.pretokenizer import well_formed
-from minillm.utils import replacing, write_json
+from minillm.utils import transaction, write_json
 
 if TYPE_CHECKING:
     from tokenizers.decoders import Decoder
@@ -239,17 +239,14 @@ class WrappedTokenizer:
 
     def save(self, directory: str | Path) -> None:
         """Write `tokenizer.json` and `tokenizer_config.json`, which Hugging Face reads."""
-        directory = Path(directory)
-        directory.mkdir(parents=True, exist_ok=True)
         config = {name: getattr(self, name) for name in (*NAMES, "chat_template")}
         config = {"tokenizer_class": "PreTrainedTokenizerFast", **config}
         config = {key: value for key, value in config.items() if value is not None}
-        write_json(
-            directory / "tokenizer_config.json", {**config, "clean_up_tokenization_spaces": False}
-        )
-        with replacing(directory / "tokenizer.json") as path:
-            path.write_text(self.library.to_str(pretty=True), encoding="utf-8")
-        (directory / _TEMPLATE).unlink(missing_ok=True)  # an older one would be read instead
+        config["clean_up_tokenization_spaces"] = False
+        with transaction(Path(directory), remove=(_TEMPLATE,)) as staging:  # it would be read
+            write_json(staging / "tokenizer_config.json", config)
+            text = self.library.to_str(pretty=True)
+            (staging / "tokenizer.json").write_text(text, encoding="utf-8")
 
     def to_hf(self) -> tokenizers.Tokenizer:
         """The library's own tokenizer."""

@@ -21,7 +21,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from minillm.utils import read_json
+from minillm.utils import read_json, sync
 
 __all__ = [
     "FORMAT",
@@ -54,20 +54,6 @@ def checkpoints(folder: str | Path) -> list[Path]:
     return sorted(Path(folder).glob("step-" + "[0-9]" * 8))
 
 
-def _sync(path: Path) -> None:
-    """Force a file, or the names in a folder, onto the disk."""
-    try:
-        handle = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)  # or Windows refuses
-    except PermissionError:
-        if path.is_dir():
-            return  # Windows opens no folders, and keeps their names by itself
-        raise
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
 def _checksum(path: Path) -> list[int]:
     """Size and CRC-32 of a file."""
     size, crc = 0, 0
@@ -96,7 +82,7 @@ def _write_files(
     text = json.dumps({"format": FORMAT, "step": step, "files": sums, **state})
     (folder / "state.json").write_text(text, encoding="utf-8")
     for path in [*files, folder / "state.json", folder]:
-        _sync(path)
+        sync(path)
 
 
 def _put_back(folder: Path) -> None:
@@ -136,7 +122,7 @@ def save_checkpoint(
         if final.exists():
             os.rename(final, aside)
         os.rename(temporary, final)
-        _sync(folder)
+        sync(folder)
     except (OSError, SafetensorError, RuntimeError, TypeError, ValueError) as error:
         shutil.rmtree(temporary, ignore_errors=True)
         _put_back(folder)

@@ -287,8 +287,16 @@ def test_a_kill_frees_the_folder(tmp_path):
 
 
 def test_a_command_leaves_a_folder_that_another_process_has(tmp_path, capsys):
-    command = ["train", "--output-dir", str(tmp_path), "--steps", "2", "--vocab-size", "300"]
-    command += ["--quiet"]
+    command = [
+        "train",
+        "--output-dir",
+        str(tmp_path),
+        "--steps",
+        "2",
+        "--vocab-size",
+        "300",
+        "--quiet",
+    ]
     command += ["--hidden-size", "16", "--layers", "1", "--heads", "2", "--context-length", "600"]
     command += ["--device", "cpu", "--held-out", "1", "--batch-size", "1"]
     with workers(tmp_path, "lock", 1) as (worker,):
