@@ -28,7 +28,7 @@ from minillm.stories.language import StoryLanguage
 from minillm.tokenizer.bpe import BPETokenizer
 from minillm.tokenizer.hf_wrapper import load_tokenizer
 from minillm.training.checkpoint import newest_checkpoint
-from minillm.training.loss import evaluate
+from minillm.training.evaluation import evaluate
 
 SMALL = ["--device", "cpu", "--hidden-size", "32", "--layers", "1", "--batch-size", "2", "--quiet"]
 SMALL += ["--warmup", "2", "--lr", "5e-3", "--vocab-size", "1000", "--held-out", "3"]
