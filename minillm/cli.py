@@ -27,7 +27,7 @@ from typing import Any, NoReturn
 
 from minillm.utils import read_json, write_json
 
-__all__ = ["main", "parser", "run"]
+__all__ = ["main"]
 
 END = "<|endoftext|>"  # what ends a document in a text file
 RUN_INFO = "run.json"

@@ -21,17 +21,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import torch
 
-__all__ = [
-    "check_space",
-    "pick_device",
-    "read_json",
-    "recover",
-    "replacing",
-    "resolve",
-    "sync",
-    "transaction",
-    "write_json",
-]
+__all__ = ["pick_device"]
 
 
 def sync(path: Path) -> None:

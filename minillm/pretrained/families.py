@@ -12,7 +12,7 @@ from typing import Any
 
 from minillm.config import FAMILIES, ModelConfig
 
-__all__ = ["ARCHITECTURES", "check_value", "read_config", "write_config"]
+__all__ = ["read_config", "write_config"]
 
 ARCHITECTURES = {
     "llama": "LlamaForCausalLM",

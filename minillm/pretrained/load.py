@@ -30,13 +30,7 @@ from minillm.pretrained.weights import read_weights, write_weights
 from minillm.tokenizer.hf_wrapper import load_tokenizer
 from minillm.utils import read_json, recover, resolve, transaction, write_json
 
-__all__ = [
-    "FILES",
-    "check_savable",
-    "from_pretrained",
-    "local_folder",
-    "save_pretrained",
-]
+__all__ = ["from_pretrained", "save_pretrained"]
 
 # What we read, and nothing else: many repositories hold the same weights in three more formats.
 FILES = [

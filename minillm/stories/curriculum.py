@@ -18,7 +18,7 @@ from minillm.stories.grammar import Chain, Choice, Draw, Node, Table
 from minillm.stories.language import StoryLanguage
 from minillm.training.documents import DocumentBatches, StoryDocuments
 
-__all__ = ["DECKS", "DeckDocuments", "ExactBatches", "draws", "fewer_cards"]
+__all__ = ["DeckDocuments", "ExactBatches"]
 
 DECKS = ("names", "animals", "colors", "things")  # a story draws twice or more from each
 

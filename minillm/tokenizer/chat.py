@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from jinja2 import Environment
 
-__all__ = ["choose_template", "render_chat"]
+__all__ = ["render_chat"]
 
 # what a template can raise besides Jinja's own: 1 / 0, range(10**9), "a".index("b"), 5 | dictsort
 _MISTAKES = (TypeError, ValueError, ArithmeticError, LookupError, AttributeError, RecursionError)

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from minillm.tokenizer.bpe import Allowed
 
-__all__ = ["WrappedTokenizer", "load_tokenizer", "token_reader"]
+__all__ = ["WrappedTokenizer", "load_tokenizer"]
 
 _BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 

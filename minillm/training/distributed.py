@@ -24,23 +24,7 @@ from torch import Tensor, nn
 from minillm.training import checkpoint
 from minillm.training.checkpoint import CheckpointError
 
-__all__ = [
-    "World",
-    "barrier",
-    "communicate",
-    "in_first",
-    "is_sharded",
-    "load",
-    "load_parts",
-    "save",
-    "save_parts",
-    "start",
-    "stop",
-    "sum_over_ranks",
-    "whole_tensors",
-    "world",
-    "wrap",
-]
+__all__ = ["World", "start", "stop", "world"]
 
 
 def save_parts(parts: Path, model: nn.Module, optimizer: Any) -> None:
