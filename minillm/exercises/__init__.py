@@ -1,12 +1,15 @@
 """Exercises that check themselves: `check("02.3", answer)` says what is asked, wrong or right.
 
-One module a notebook (`tokenizer.py` holds 02.1, 02.2, ...). A grader, registered with `@exercise`,
+One module a notebook: `tokenizer.py` holds 02.1, 02.2, ...; those of a deeper page are called after
+it, so that `flash_attention.py` holds 03_flash_attention.1. A grader, registered with `@exercise`,
 takes the reader's answer and returns None if it is right, else one sentence that says why not.
 """
 
 from __future__ import annotations
 
 import importlib
+import importlib.util
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -63,7 +66,7 @@ def exercise(name: str, task: str, learnt: str = "") -> Callable[[Grader], Grade
 
 
 def names(notebook: str) -> list[str]:
-    """The exercises of one notebook, given as "02"."""
+    """The exercises of one notebook, given as "02" or, of a deeper page, as "02_fast_bpe"."""
     _load(notebook)
     return sorted(name for name in _registry if name.startswith(notebook + "."))
 
@@ -120,6 +123,8 @@ def _find(name: str) -> tuple[str, str, Grader]:
 
 
 def _load(notebook: str) -> None:
-    if notebook not in MODULES:
+    deeper = re.fullmatch(r"\d\d_(\w+)", notebook)
+    module = f"{__name__}.{deeper[1] if deeper else MODULES.get(notebook)}"
+    if importlib.util.find_spec(module) is None:
         raise ValueError(f"no notebook {notebook!r}; exercises are named like '02.3'")
-    importlib.import_module(f"minillm.exercises.{MODULES[notebook]}")
+    importlib.import_module(module)
