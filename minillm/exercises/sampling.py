@@ -134,6 +134,8 @@ def _typical(answer: Callable[[list[float], float], list[int]]) -> str | None:
             got = sorted(int(i) for i in answer(list(probs), mass))
             if got == want:
                 continue
+            if not got:
+                return f"for {probs} and mass {mass} you kept no token: one at least must stay"
             best = sorted(range(len(probs)), key=lambda i: -probs[i])[: len(got)]
             if got == sorted(best):
                 return (

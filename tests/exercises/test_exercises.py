@@ -12,8 +12,8 @@ from minillm.exercises import Result, check, exercise, grade
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-# Each test_exercises_NN.py holds, for its notebook, right answers and wrong ones; NN is "03" or, for
-# a page one shelf deeper, "03_flash_attention".
+# Each test_exercises_NN.py holds, for its notebook, right answers and wrong ones; NN is "03" or,
+# for a page one shelf deeper, "03_flash_attention".
 ANSWERS = {
     path.stem.removeprefix("test_exercises_"): importlib.import_module(path.stem)
     for path in sorted(Path(__file__).parent.glob("test_exercises_*.py"))
