@@ -318,7 +318,7 @@ def test_a_sharded_model_shows_early_samples_too(trained, tmp_path):
         [sys.executable, *map(str, command)],
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=900,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
     assert done.returncode == 0, done.stderr

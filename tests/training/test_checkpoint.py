@@ -198,7 +198,7 @@ def test_twelve_kills_change_nothing(tmp_path):
         ],
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=900,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
     assert done.returncode == 0, done.stderr

@@ -77,7 +77,7 @@ def two_processes(*commands):
         )
         for rank in range(2)
     ]
-    found = [worker.communicate(timeout=240) for worker in workers]
+    found = [worker.communicate(timeout=900) for worker in workers]
     codes = [json.loads(out.splitlines()[-1]) if out else err for out, err in found]
     return codes, found[0][1] + found[1][1]
 
@@ -173,7 +173,7 @@ def torchrun(processes, *command):
         [sys.executable, *launcher, *command],
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=900,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
     assert done.returncode == 0, done.stderr

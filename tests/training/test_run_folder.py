@@ -263,7 +263,7 @@ def test_of_processes_that_take_a_folder_at_once_one_gets_it(tmp_path, how):
         for worker in found:
             if worker.pid == owner:
                 tell(worker)
-                assert worker.wait(timeout=300) == 0
+                assert worker.wait(timeout=900) == 0
     assert [r["step"] for r in records(tmp_path)] == ([2, 4] if how == "resume" else [4])
     again = make(tmp_path, 4)
     assert again.resume() and again.step == 4
@@ -281,7 +281,7 @@ def test_a_kill_frees_the_folder(tmp_path):
                 take()
         assert sorted(p.name for p in tmp_path.iterdir()) == before
         worker.kill()
-        worker.wait(timeout=300)
+        worker.wait(timeout=900)
         assert trainer.resume()
         trainer.train()
 
