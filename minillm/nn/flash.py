@@ -4,7 +4,7 @@ Memory is linear in the length, forward and backward. Beside them two plain prod
 quicker than PyTorch's kernel in bfloat16 on a CPU. Explained in notebook 03.
 """
 
-# Built from notebooks/03_attention.ipynb: edit there, then make build.
+# Built from notebooks/deeper/03_flash_attention.ipynb: edit there, then make build.
 
 from typing import Any
 
