@@ -1,4 +1,4 @@
-"""Graders of notebook 03: temperature, a prefix mask, merging halves, a window in linear time."""
+"""Graders of notebook 03: attention by hand, predictions, masks, mistakes, one position back."""
 
 from __future__ import annotations
 
@@ -7,11 +7,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from torch.overrides import TorchFunctionMode
 
-from minillm.exercises import exercise
-from minillm.nn.attention import attention, build_mask
+from minillm.exercises import Unsolved, exercise
 
 
 def _close(ours: Tensor, expected: Tensor, tolerance: float = 1e-5) -> bool:
@@ -29,38 +27,131 @@ def _wrong_form(answer: Any, shape: tuple[int, ...], name: str, dtype: torch.dty
     return None
 
 
+def _softmax(scores: Tensor, dim: int = -1) -> Tensor:
+    return torch.softmax(scores, dim).nan_to_num(0.0)
+
+
+class _ShortCutError(Exception):
+    pass
+
+
+class _NoShortCut(TorchFunctionMode):
+    """Refuses PyTorch's own attention."""
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None
+    ) -> Any:
+        if "attention" in getattr(function, "__name__", ""):
+            raise _ShortCutError
+        return function(*args, **(kwargs or {}))
+
+
 @exercise(
     "03.1",
-    "Write warm_softmax(x, temperature): shares of x / temperature along the last dimension, "
-    "safe from overflow, zeros where every score is -inf.",
+    "scores first; then what a query may not read; then softmax along the keys",
+    "scores, scale, mask, softmax, sum of values: the rest of this chapter only makes it safe",
 )
-def _warm_softmax(answer: Callable[[Tensor, float], Tensor]) -> str | None:
-    x = torch.randn(3, 5, generator=torch.Generator().manual_seed(1))
-    probs = answer(x, 2.5)
-    if finding := _wrong_form(probs, (3, 5), "the result for a (3, 5) tensor", torch.float32):
-        return finding
-    if not _close(probs.sum(-1), torch.ones(3)):
-        sums = [round(s, 2) for s in probs.sum(-1).tolist()]
-        return f"the rows should sum to 1 along the last dimension, but sum to {sums}"
-    if _close(probs, torch.softmax(x * 2.5, -1)):
-        return "you multiply by the temperature: a higher temperature should make shares more even"
-    if _close(probs, torch.softmax(x, -1)):
-        return "the temperature has no effect"
-    if not _close(probs, torch.softmax(x / 2.5, -1)):
-        return "the shares at temperature 2.5 are not the softmax of x / 2.5"
-    high = torch.tensor([[1000.0, 999.0, 0.0], [-2000.0, -2001.0, -2000.0]])
-    if not _close(answer(high, 0.5), torch.softmax(high / 0.5, -1)):
-        return "scores of 1000 and -2000 come out wrong: subtract the maximum before exp"
-    empty = torch.tensor([[-torch.inf, -torch.inf], [0.0, -torch.inf]])
-    if not _close(answer(empty, 2.0), torch.tensor([[0.0, 0.0], [1.0, 0.0]])):
-        return f"a row of -inf should give zeros, but gives {answer(empty, 2.0)[0].tolist()}"
+def _attend_causally(answer: Callable[[Tensor, Tensor, Tensor], Tensor]) -> str | None:
+    generator = torch.Generator().manual_seed(4)
+    for T, S, D, size in ((5, 5, 4, 1), (5, 5, 16, 1), (2, 7, 4, 1), (1, 4, 9, 1), (4, 6, 4, 60)):
+        q, k = (torch.randn(n, D, generator=generator) * size for n in (T, S))
+        v = torch.randn(S, 3, generator=generator)
+        try:
+            with _NoShortCut():
+                out = answer(q.clone(), k.clone(), v.clone())
+        except _ShortCutError:
+            return "PyTorch's attention does it for you: write it with basic operations"
+        except NotImplementedError:  # a RuntimeError, and a stub
+            raise
+        except (RuntimeError, IndexError) as error:
+            return f"for {T} queries and {S} keys of size {D} it raised: {error}"
+        call = f"for {T} queries and {S} keys of size {D}, the result"
+        if finding := _wrong_form(out, (T, 3), call, torch.float32):
+            return finding
+        raw = q @ k.T
+        late = torch.arange(S) > torch.arange(T)[:, None] + S - T  # the future
+        corner = torch.arange(S) > torch.arange(T)[:, None]
+
+        def result(scores: Tensor, forbidden: Tensor, v: Tensor = v) -> Tensor:
+            return _softmax(scores.masked_fill(forbidden, -torch.inf)) @ v
+
+        if _close(out, result(raw / D**0.5, late)):
+            continue
+        if size > 1 and not out.isfinite().all():
+            return (
+                "when scores are large the result is not finite: exp without subtracting the "
+                "maximum, or a mask after softmax, which can leave 0 / 0?"
+            )
+        probs = torch.softmax(raw / D**0.5, -1)
+        shifted = torch.arange(S) >= torch.arange(T)[:, None] + S - T
+        columns = torch.softmax((raw / D**0.5).masked_fill(late, -torch.inf), 0).nan_to_num(0.0)
+        mistakes = (
+            (result(raw / D**0.5, corner), "the mask is aligned with the first key, not the last"),
+            (result(raw / D**0.5, late & False), "nothing is masked: queries read the future"),
+            (result(raw / D**0.5, ~late), "the mask is upside down: only the future is read"),
+            (result(raw / D**0.5, shifted), "each query should read itself, too"),
+            (result(raw, late), "the scores are not divided by the square root of D"),
+            (result(raw / D, late), "the scores are divided by D, not by its square root"),
+            (result(raw / S**0.5, late), "divide by the root of D, the size of a query, not of S"),
+            (result(raw / T**0.5, late), "divide by the root of D, the size of a query, not of T"),
+            ((probs * ~late) @ v, "the mask comes after softmax: the weights do not sum to 1"),
+            (columns @ v, "softmax runs along the queries: each row of weights should sum to 1"),
+            ((raw / D**0.5).masked_fill(late, 0) @ v, "softmax is missing"),
+            (
+                torch.softmax((raw / D**0.5).masked_fill(late, 0), -1) @ v,
+                "a forbidden score of 0 is not forbidden: exp(0) is 1",
+            ),
+        )
+        for wrong, message in mistakes:
+            if _close(out, wrong):
+                return f"{message} ({T} queries, {S} keys of size {D})"
+        t = int(((out - result(raw / D**0.5, late)).abs().amax(1) > 1e-5).nonzero()[0])
+        return f"{call} is wrong from query {t} on"
     return None
+
+
+PREDICTIONS: dict[str, tuple[int, str]] = {
+    "score of query 1 with key 2": (22, "a score is the dot product of the two rows"),
+    "score of query 2 with key 3": (18, "a score is the dot product of the two rows"),
+    "first number of the output of query 2, rounded": (
+        15,
+        "scores 27, 9 and 18: what does exp make of differences of 9 and 18? Then round",
+    ),
+    "True entries of causal_mask(2, 5)": (9, "the last query reads everything, the one before?"),
+    "weight of the first word on itself, causal": (1, "what else may it read?"),
+    "outputs that change if word 4 of 5 changes, causal": (2, "who may read word 4? Itself, and?"),
+    "how many times the scores, if a text is 3 times as long": (9, "every query meets every key"),
+}
 
 
 @exercise(
     "03.2",
-    "Write prefix_mask(prefix_length, num_queries, num_keys): bool (T, S), causal aligned to the "
-    "end, and the first prefix_length keys are open to every query.",
+    "a score is a dot product; softmax sees differences only; draw the mask",
+    "a difference of 9 in scores is a factor of 8,000 in weights: softmax picks a winner",
+)
+def _predictions(answer: Any) -> str | None:
+    answer = answer() if callable(answer) else answer
+    if not isinstance(answer, dict) or answer.keys() != PREDICTIONS.keys():
+        return "the answer is a dictionary with the seven questions as keys, as it was given"
+    if all(value is ... for value in answer.values()):
+        raise Unsolved
+    filled = {question: value for question, value in answer.items() if value is not ...}
+    for question, value in filled.items():
+        if not isinstance(value, int | float):
+            return f"{question!r}: write a number, not {value!r}"
+    wrong = [question for question in filled if filled[question] != PREDICTIONS[question][0]]
+    so_far = f"right so far: {len(filled) - len(wrong)} of 7"
+    if wrong and wrong[0] == "score of query 1 with key 2" and filled[wrong[0]] == 18:
+        return f"{so_far}; queries and keys are counted from 1: 18 is query 2 with key 3"
+    if wrong:
+        return f"{so_far}; look at {wrong[0]!r} again: {PREDICTIONS[wrong[0]][1]}"
+    return f"{so_far}, the others are not filled in yet" if len(filled) < 7 else None
+
+
+@exercise(
+    "03.3",
+    "at which position does query t stand, and which keys may it read there?",
+    "rules about positions are joined with & and |, whatever T and S are",
 )
 def _prefix_mask(answer: Callable[[int, int, int], Tensor]) -> str | None:
     for P, T, S in [(2, 5, 5), (0, 4, 4), (5, 5, 5), (2, 3, 7), (4, 6, 7), (3, 1, 6)]:
@@ -83,103 +174,83 @@ def _prefix_mask(answer: Callable[[int, int, int], Tensor]) -> str | None:
     return None
 
 
-def _half(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """Attention over some keys and the log-sum-exp of its scores, from PyTorch's own functions."""
-    scores = (q @ k.mT / q.shape[-1] ** 0.5).masked_fill(~mask, -torch.inf)
-    return attention(q, k, v, mask=mask), torch.logsumexp(scores, dim=-1)
-
-
-@exercise(
-    "03.3",
-    "Write merge(out_a, lse_a, out_b, lse_b) -> (out, lse): attention over all keys from "
-    "attention over two halves of them.",
-)
-def _merge(answer: Callable[..., tuple[Tensor, Tensor]]) -> str | None:
-    generator = torch.Generator().manual_seed(2)
-    for scale, name in ((1.0, ""), (40.0, " when scores are large: subtract the larger lse first")):
-        q, k, v = (torch.randn(2, 3, 8, 4, generator=generator) for _ in range(3))
-        q = q * scale
-        mask = torch.rand(2, 1, 8, 8, generator=generator) > 0.2
-        if not name:
-            mask[0, :, 2, 3:], mask[1, :, 4, :3], mask[0, :, 6] = False, False, False
-        halves = [_half(q, k[:, :, s], v[:, :, s], mask[..., s]) for s in (slice(3), slice(3, 8))]
-        expected_out, expected_lse = _half(q, k, v, mask)
-        found = answer(*halves[0], *halves[1])
-        if not isinstance(found, tuple) or len(found) != 2:
-            return "return two tensors, (out, lse)"
-        out, lse = found
-        for x, like, part in ((out, expected_out, "out"), (lse, expected_lse, "lse")):
-            if finding := _wrong_form(x, like.shape, part, torch.float32):
-                return finding
-        if finding := _merge_finding(out, lse, halves, expected_out, expected_lse):
-            return finding + name
-    return None
-
-
-def _merge_finding(
-    out: Tensor, lse: Tensor, halves: list, expected_out: Tensor, expected_lse: Tensor
-) -> str | None:
-    (out_a, _), (out_b, _) = halves
-    some = torch.isfinite(expected_lse)
-    if _close(out[some], ((out_a + out_b) / 2)[some]):
-        return "you average the halves: the one with the larger log-sum-exp should weigh more"
-    if out[some].isnan().any() or not out[some].isfinite().all():
-        return "out holds NaN or infinity"
-    if out[~some].isnan().any() or lse[~some].isnan().any():
-        return "a query that may read nothing in either half gives NaN: out should be 0, lse -inf"
-    if not _close(out, expected_out, 1e-4):
-        return "out is not the attention over all keys"
-    if not _close(lse, expected_lse, 1e-4):
-        return "out is right, but lse is not log(exp(lse_a) + exp(lse_b)): merging again would fail"
-    return None
-
-
-class _Largest(TorchDispatchMode):
-    """The largest tensor that was made inside."""
-
-    shape: tuple[int, ...] = (0,)
-
-    def __torch_dispatch__(
-        self, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None
-    ) -> Any:
-        made = function(*args, **(kwargs or {}))
-        for x in tree_leaves(made):
-            if isinstance(x, Tensor):
-                size = x.untyped_storage().nbytes() // x.element_size()
-                if size > torch.Size(self.shape).numel():
-                    self.shape = tuple(x.shape) if x.numel() == size else (size,)
-        return made
-
-
 @exercise(
     "03.4",
-    "Write window_attention(q, k, v, window): causal attention in which a query reads the last "
-    "`window` keys, without making a tensor of T x T numbers.",
+    "compute one query with a loop over the keys, and compare line by line",
+    "three silent mistakes: shapes fit, nothing complains, so compare with a loop or an oracle",
 )
-def _window_attention(answer: Callable[..., Tensor]) -> str | None:
-    generator = torch.Generator().manual_seed(3)
-    for T, window in [(12, 4), (12, 1), (13, 5), (3, 8), (64, 16), (1, 1), (50, 7)]:
-        q, k, v = (torch.randn(2, 2, T, 8, generator=generator) for _ in range(3))
-        out, call = answer(q, k, v, window), f"{T} positions with a window of {window}"
-        if finding := _wrong_form(out, (2, 2, T, 8), f"for {call}, the result", torch.float32):
-            return finding
-        places = torch.arange(T)
-        masks = [build_mask(places, places, window=w) for w in (window, window + 1)]
-        if _close(out, attention(q, k, v, mask=masks[0])):
+def _mended(answer: Callable[..., Tensor]) -> str | None:
+    generator = torch.Generator().manual_seed(5)
+    q, k, v = torch.randn(3, 3, 6, 4, generator=generator)
+    real = torch.tensor([[0, 0, 1, 1, 1, 1], [1] * 6, [0] * 6]).bool()
+    out = answer(q.clone(), k.clone(), v.clone(), real.clone())
+    if finding := _wrong_form(out, (3, 6, 4), "the result", torch.float32):
+        return finding
+
+    def variant(root: float, dim: int, late: bool) -> Tensor:
+        scores, readable = q @ k.mT / root, real[:, None, :]
+        if late:
+            return (torch.softmax(scores, dim) * readable) @ v
+        return _softmax(scores.masked_fill(~readable, -torch.inf), dim) @ v
+
+    right = variant(2, -1, False)
+    if _close(out[:2], right[:2]) and out[2].isnan().any():
+        return "a row without any word should give zeros, but gives NaN"
+    if _close(out[:2], right[:2]) and not _close(out[2], right[2]):
+        return "a row without any word should give zeros, but it reads the padding"
+    if _close(out, right):
+        return None
+    lines = ("the divisor", "the direction of softmax", "masking after softmax")
+    for root in (2, 6**0.5):
+        for dim in (-1, 1):
+            for late in (False, True):
+                there = [x for x, w in zip(lines, (root != 2, dim == 1, late), strict=True) if w]
+                if there and _close(out[:2].nan_to_num(), variant(root, dim, late)[:2]):
+                    return f"mistakes that are still there: {', '.join(there)}"
+    both = torch.arange(6) <= torch.arange(6)[:, None]
+    scores = (q @ k.mT / 2).masked_fill(~(both & real[:, None, :]), -torch.inf)
+    if _close(out[1], (_softmax(scores) @ v)[1]):
+        return "a causal mask was not asked for: every word may read every other"
+    if _close(out[1], right[1]):
+        return "right without padding, wrong with it: which *keys* are padding, in which text?"
+    return "wrong even for a text without padding: compute one query with a loop and compare"
+
+
+@exercise(
+    "03.5",
+    "which vectors have their largest dot product when one position is just behind the other?",
+    "queries and keys made from positions can fetch the word before: such heads exist",
+)
+def _previous_position(answer: Callable[[int], tuple[Tensor, Tensor]]) -> str | None:
+    for T in (2, 3, 9, 64):
+        found = answer(T)
+        if not isinstance(found, tuple | list) or len(found) != 2:
+            return "return two tensors, (q, k)"
+        q, k = found
+        if not (isinstance(q, Tensor) and isinstance(k, Tensor)):
+            return "return two tensors, (q, k)"
+        if q.ndim != 2 or q.shape != k.shape or q.shape[0] != T:
+            return (
+                f"for T = {T} both should be (T, D), yours are {tuple(q.shape)}, {tuple(k.shape)}"
+            )
+        if q.shape[1] > 8:
+            return f"for T = {T} D should be at most 8, but is {q.shape[1]}: fewer than positions"
+        scores = q.double() @ k.double().T / q.shape[1] ** 0.5
+        if not scores.isfinite().all():
+            return f"for T = {T} a score is not finite"
+        future = torch.ones(T, T, dtype=torch.bool).triu(1)
+        weights = torch.softmax(scores.masked_fill(future, -torch.inf), -1)
+        hit = weights.diagonal(-1)  # of position t on t - 1
+        if (hit >= 0.9).all():
             continue
-        if _close(out, attention(q, k, v, mask=masks[1])):
-            return f"for {call}, a query reads one key too many: the window includes itself"
-        if out.isnan().any():
-            return f"for {call}, the result holds NaN"
-        error = (out - attention(q, k, v, mask=masks[0])).abs().amax((0, 1, 3))
-        t = (error > 1e-5).nonzero()[0].item()
-        return f"for {call}, query {t} is the first to come out wrong"
-    q, k, v = (torch.randn(1, 2, 1024, 8, generator=generator) for _ in range(3))
-    with _Largest() as largest:
-        answer(q, k, v, 16)
-    if torch.Size(largest.shape).numel() > 8 * 2 * 1024 * (16 + 8):
-        return (
-            f"the numbers are right, but for 1024 positions with a window of 16 you make a tensor "
-            f"of shape {largest.shape}"
-        )
+        t = int((hit < 0.9).nonzero()[0]) + 1
+        most = int(weights[t].argmax())
+        if most == t:
+            return f"for T = {T} position {t} reads itself most ({weights[t, t]:.2f}), not {t - 1}"
+        if most == t - 1:
+            return (
+                f"for T = {T} position {t} reads {t - 1} most, but only {hit[t - 1]:.2f}: "
+                "longer vectors make softmax more decided"
+            )
+        return f"for T = {T} position {t} reads position {most} most, not {t - 1}"
     return None

@@ -189,20 +189,6 @@ def _shapes(q: Tensor, k: Tensor, v: Tensor) -> str:
     return f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
 
 
-def _eager(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: Tensor | None,
-    bias: Tensor | None,
-    is_causal: bool,
-    scale: float,
-    dropout_p: float,
-) -> Tensor:
-    probs = F.dropout(_probs(q, k, mask, bias, is_causal, scale), dropout_p)
-    return (probs @ upcast(repeat_kv(v, q.shape[1] // v.shape[1]))).to(q.dtype)
-
-
 def fold_heads(x: Tensor, groups: int) -> Tensor:
     """(B, H, T, D) -> (B, G, H/G * T, D): heads that share a key head as rows of one matrix."""
     return x.reshape(*x.shape[:1], groups, x.shape[1] // groups * x.shape[2], x.shape[3])
@@ -264,7 +250,7 @@ def attention(
         bias: added to the scaled scores (ALiBi, relative positions).
         is_causal: no query reads a key after it, aligned to the end; combines with `mask`.
         scale: of the dot products, 1 / sqrt(D) if None.
-        dropout_p: share of the weights to drop; the caller passes 0 outside training.
+        dropout_p: fraction of the weights to drop; the caller passes 0 outside training.
         backend: "sdpa" (PyTorch's kernels), "eager" (the formula) or "tiled" (memory linear in T).
     Shape: q (B, H, T, D), k (B, G, S, D), v (B, G, S, E) -> (B, H, T, E); mask and bias
         broadcast to (B, H, T, S).
@@ -276,10 +262,11 @@ def attention(
     scale = q.shape[3] ** -0.5 if scale is None else scale
     if backend == "sdpa":
         return _sdpa(q, k, v, mask, bias, is_causal, scale, dropout_p)
-    if backend == "eager":
-        return _eager(q, k, v, mask, bias, is_causal, scale, dropout_p)
     if backend == "tiled":
         from minillm.nn.flash import tiled_attention
 
         return tiled_attention(q, k, v, mask, bias, is_causal, scale, dropout_p)
-    raise ValueError(f"backend must be one of ['eager', 'sdpa', 'tiled'], got {backend!r}")
+    if backend != "eager":
+        raise ValueError(f"backend must be one of ['eager', 'sdpa', 'tiled'], got {backend!r}")
+    probs = F.dropout(_probs(q, k, mask, bias, is_causal, scale), dropout_p)
+    return (probs @ upcast(repeat_kv(v, q.shape[1] // v.shape[1]))).to(q.dtype)

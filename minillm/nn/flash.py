@@ -1,12 +1,12 @@
 """Attention without the (T, S) matrix: softmax in one pass, and attention in tiles, both ways.
 
 Memory is linear in the length, forward and backward. Beside them two plain products, which train
-quicker than PyTorch's kernel in bfloat16 on a CPU. Explained in notebook 03.
+quicker than PyTorch's kernel in bfloat16 on a CPU. Explained in deeper/03_flash_attention.
 """
 
-# Built from notebooks/03_attention.ipynb: edit there, then make build.
+# Built from notebooks/deeper/03_flash_attention.ipynb: edit there, then make build.
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -37,10 +37,8 @@ def online_softmax(x: Tensor, *, block_size: int = 1) -> Tensor:
     return (torch.exp(scores - row_max) / row_sum.masked_fill(row_sum == 0, 1.0)).to(x.dtype)
 
 
-def _weighted_sum(probs: Tensor, v: Tensor) -> Tensor:
-    """Values mixed by their weights: (B, H, T, S) times (B, G, S, E) -> (B, H, T, E)."""
-    mixed = fold_heads(probs, v.shape[1]) @ upcast(v)
-    return mixed.view(*probs.shape[:3], v.shape[3])
+def _slices(stop: int, size: int = 128) -> list[slice]:
+    return [slice(i, min(i + size, stop)) for i in range(0, stop, size)]
 
 
 def _tile(x: Tensor, rows: slice, columns: slice) -> Tensor:
@@ -49,58 +47,52 @@ def _tile(x: Tensor, rows: slice, columns: slice) -> Tensor:
     return x[:, :, rows, columns if x.shape[3] > 1 else slice(None)]
 
 
-def _tile_scores(
-    q: Tensor,
-    k: Tensor,
-    mask: Tensor | None,
-    bias: Tensor | None,
-    is_causal: bool,
-    scale: float,
-    rows: slice,
-    columns: slice,
-) -> Tensor:
-    """A tile of the scores, in at least float32, -inf where a query may not read."""
-    first = rows.start + k.shape[2] - q.shape[2]  # the first query's place among the keys
-    q, k = upcast(q[:, :, rows]), upcast(k[:, :, columns])
-    scores = (fold_heads(q, k.shape[1]) @ k.mT).view(*q.shape[:3], k.shape[2]) * scale
-    if bias is not None:
-        scores = scores + _tile(bias, rows, columns)
-    if mask is not None:
-        scores = scores.masked_fill(~_tile(mask, rows, columns), -torch.inf)
-    if is_causal and columns.stop > first + 1:  # some of these keys are after some query
-        queries = torch.arange(first, first + q.shape[2], device=q.device)
-        keys = torch.arange(columns.start, columns.stop, device=q.device)
-        scores = scores.masked_fill(~build_mask(queries, keys), -torch.inf)
-    return scores
+class _Scores(NamedTuple):
+    """The scores (B, H, T, S), never held whole but made a tile at a time."""
+
+    q: Tensor
+    k: Tensor
+    mask: Tensor | None
+    bias: Tensor | None
+    is_causal: bool
+    scale: float
+
+    def columns(self, rows: slice) -> list[slice]:
+        """The tiles of keys that these queries read; what is all future is never computed."""
+        T, S = self.q.shape[2], self.k.shape[2]
+        return _slices(rows.stop + S - T if self.is_causal else S)
+
+    def tile(self, rows: slice, columns: slice) -> Tensor:
+        """The scores of a tile, in at least float32, -inf where a query may not read."""
+        first = rows.start + self.k.shape[2] - self.q.shape[2]  # its first query among the keys
+        q, k = upcast(self.q[:, :, rows]), upcast(self.k[:, :, columns])
+        scores = (fold_heads(q, k.shape[1]) @ k.mT).view(*q.shape[:3], k.shape[2]) * self.scale
+        if self.bias is not None:
+            scores = scores + _tile(self.bias, rows, columns)
+        if self.mask is not None:
+            scores = scores.masked_fill(~_tile(self.mask, rows, columns), -torch.inf)
+        if self.is_causal and columns.stop > first + 1:  # some keys are after some query
+            queries = torch.arange(first, first + q.shape[2], device=q.device)
+            keys = torch.arange(columns.start, columns.stop, device=q.device)
+            scores = scores.masked_fill(~build_mask(queries, keys), -torch.inf)
+        return scores
 
 
-def _slices(stop: int, size: int = 128) -> list[slice]:
-    return [slice(i, min(i + size, stop)) for i in range(0, stop, size)]
+def _weighted_sum(probs: Tensor, v: Tensor) -> Tensor:
+    """Values mixed by their weights: (B, H, T, S) times (B, G, S, E) -> (B, H, T, E)."""
+    mixed = fold_heads(probs, v.shape[1]) @ upcast(v)
+    return mixed.view(*probs.shape[:3], v.shape[3])
 
 
-def _columns(rows: slice, num_queries: int, num_keys: int, is_causal: bool) -> list[slice]:
-    """The tiles of keys that these queries read; what is all future is never computed."""
-    return _slices(rows.stop + num_keys - num_queries if is_causal else num_keys)
-
-
-def _forward_tiles(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: Tensor | None,
-    bias: Tensor | None,
-    is_causal: bool,
-    scale: float,
-) -> tuple[Tensor, Tensor]:
+def _forward_tiles(lazy: _Scores, v: Tensor) -> tuple[Tensor, Tensor]:
     """The output, and each query's log-sum-exp: (B, H, T, E) and (B, H, T, 1)."""
-    T, S = q.shape[2], k.shape[2]
-    out = q.new_empty(*q.shape[:3], v.shape[3])
-    lse = upcast(q.new_empty(*q.shape[:3], 1))
-    for rows in _slices(T):
+    out = lazy.q.new_empty(*lazy.q.shape[:3], v.shape[3])
+    lse = upcast(lazy.q.new_empty(*lazy.q.shape[:3], 1))
+    for rows in _slices(out.shape[2]):
         row_max = torch.full_like(lse[:, :, rows], torch.finfo(lse.dtype).min)
         row_sum, mixed = torch.zeros_like(row_max), torch.zeros_like(upcast(out[:, :, rows]))
-        for columns in _columns(rows, T, S, is_causal):
-            scores = _tile_scores(q, k, mask, bias, is_causal, scale, rows, columns)
+        for columns in lazy.columns(rows):
+            scores = lazy.tile(rows, columns)
             previous, row_max = row_max, torch.maximum(row_max, scores.amax(-1, keepdim=True))
             probs, shrink = torch.exp(scores - row_max), torch.exp(previous - row_max)
             row_sum = row_sum * shrink + probs.sum(-1, keepdim=True)
@@ -112,32 +104,21 @@ def _forward_tiles(
 
 
 def _backward_tiles(
-    grad: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
-    lse: Tensor,
-    mask: Tensor | None,
-    bias: Tensor | None,
-    is_causal: bool,
-    scale: float,
-    grad_bias: Tensor | None,
+    grad: Tensor, lazy: _Scores, v: Tensor, out: Tensor, lse: Tensor, grad_bias: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of q, k and v, each tile of probabilities made again; `grad_bias` is added to."""
-    T, S, G, grad = q.shape[2], k.shape[2], k.shape[1], upcast(grad)
+    q, k, G, grad = lazy.q, lazy.k, v.shape[1], upcast(grad)
     grad_q, grad_k, grad_v = (torch.zeros_like(upcast(x)) for x in (q, k, v))
     inner = (grad * upcast(out)).sum(-1, keepdim=True)
-    for rows in _slices(T):
-        for columns in _columns(rows, T, S, is_causal):
-            scores = _tile_scores(q, k, mask, bias, is_causal, scale, rows, columns)
-            probs = torch.exp(scores - lse[:, :, rows])
+    for rows in _slices(q.shape[2]):
+        for columns in lazy.columns(rows):
+            probs = torch.exp(lazy.tile(rows, columns) - lse[:, :, rows])
             grad_probs = _weighted_sum(grad[:, :, rows], v[:, :, columns].mT)
             grad_scores = probs * (grad_probs - inner[:, :, rows])
             if grad_bias is not None:
                 part = _tile(grad_bias, rows, columns)
                 part += grad_scores.sum_to_size(part.shape)
-            grad_scores *= scale
+            grad_scores *= lazy.scale
             folded_q, folded_grad = (fold_heads(upcast(x[:, :, rows]), G) for x in (q, grad))
             grad_q[:, :, rows] += _weighted_sum(grad_scores, k[:, :, columns])
             grad_k[:, :, columns] += fold_heads(grad_scores, G).mT @ folded_q
@@ -152,29 +133,20 @@ class _TiledAttention(Function):
     """
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        mask: Tensor | None,
-        bias: Tensor | None,
-        is_causal: bool,
-        scale: float,
-    ) -> Tensor:
-        out, lse = _forward_tiles(q, k, v, mask, bias, is_causal, scale)
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, *options: Any) -> Tensor:
+        """`options` are mask, bias, is_causal and scale."""
+        mask, bias, ctx.is_causal, ctx.scale = options
+        out, lse = _forward_tiles(_Scores(q, k, *options), v)
         ctx.save_for_backward(q, k, v, out, lse, mask, bias)
-        ctx.is_causal, ctx.scale = is_causal, scale
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, out, lse, mask, bias = ctx.saved_tensors
+        lazy = _Scores(q, k, mask, bias, ctx.is_causal, ctx.scale)
         grad_bias = torch.zeros_like(bias) if ctx.needs_input_grad[4] else None
-        gradients = _backward_tiles(
-            grad, q, k, v, out, lse, mask, bias, ctx.is_causal, ctx.scale, grad_bias
-        )
+        gradients = _backward_tiles(grad, lazy, v, out, lse, grad_bias)
         return *gradients, None, grad_bias, None, None
 
 
