@@ -1,7 +1,8 @@
-"""Graders of the page on latent attention: compression, a step on the latent cache."""
+"""Graders of the page on latent attention: compression, an absorbed step, which form pays."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -21,8 +22,8 @@ def _by_head(k_weight: Tensor, v_weight: Tensor, heads: int) -> Tensor:
 
 @exercise(
     "04_latent_attention.1",
-    "Write compress(k_weight, v_weight, num_heads, rank): down (R, C) and kv_weight (2 * H * D, R) "
-    "that lose least of keys and values.",
+    "what does a singular value decomposition of all rows of keys and values give?",
+    "one decomposition of all rows: a shared latent uses what keys and values have in common",
 )
 def compress(answer: Callable[..., tuple[Tensor, Tensor]]) -> str | None:
     generator = torch.Generator().manual_seed(4)
@@ -35,7 +36,7 @@ def compress(answer: Callable[..., tuple[Tensor, Tensor]]) -> str | None:
     )
     v = v * 3  # not equally large: errors of the values weigh more
     both = _by_head(k, v, heads)
-    values = torch.linalg.svdvals(both)
+    U, values, Vt = torch.linalg.svd(both, full_matrices=False)
     for rank in (20, 6, 2):
         down, kv_weight = answer(k.clone(), v.clone(), heads, rank)
         shapes = tuple(down.shape), tuple(kv_weight.shape)
@@ -43,12 +44,25 @@ def compress(answer: Callable[..., tuple[Tensor, Tensor]]) -> str | None:
             expected = (rank, width), (2 * heads * size, rank)
             return f"for R={rank} the shapes are {shapes}, not {expected}"
         best, product = values[rank:].norm(), kv_weight @ down
+
+        def near(wanted: Tensor, product: Tensor = product) -> bool:
+            return torch.allclose(product, wanted, atol=1e-8)
+
         lost = (both - product).norm()
         if lost <= best * 1.0001 + 1e-8:
             continue
         stacked = (torch.cat([k, v]) - product).norm()
         if stacked <= best * 1.0001 + 1e-8:
             return "the rows stand keys first, then values: each head's key and value stay together"
+        left, right, kept = U[:, :rank], Vt[:rank], values[:rank]
+        if near(left @ right):
+            return f"for R={rank} the singular values are missing from the product"
+        if near(left * kept**2 @ right):
+            return f"for R={rank} the singular values stand in both factors: their roots, or one"
+        if near(left * kept**0.5 @ right):
+            return f"for R={rank} only one factor has the roots of the singular values"
+        if rank < 20 and near(U[:, -rank:] * values[-rank:] @ Vt[-rank:]):
+            return f"for R={rank} these are the smallest singular values: keep the largest"
         return (
             f"for R={rank} you lose {lost:.3f} of keys and values together, where {best:.3f} is "
             "possible: one decomposition of all rows, not one for keys and one for values"
@@ -75,8 +89,8 @@ class _Spy(TorchDispatchMode):
 
 @exercise(
     "04_latent_attention.2",
-    "Write absorbed_step(q, latent, k_pe, kv_weight, scale): attention of one query over a latent "
-    "cache, without expanding it.",
+    "fold the query first; which tensor plays the key, and which the value?",
+    "the latents are read as they are: only the query is folded and only the mixture expanded",
 )
 def absorbed_step(answer: Callable[..., Tensor]) -> str | None:
     for B, H, S, R, N, P, V in ((1, 2, 7, 6, 4, 2, 4), (2, 8, 101, 12, 6, 4, 5)):
@@ -107,4 +121,35 @@ def absorbed_step(answer: Callable[..., Tensor]) -> str | None:
                 f"{said}: keys or values of single heads; fold the query first "
                 f"({max(R + P, H)} are enough)"
             )
+    return None
+
+
+@exercise(
+    "04_latent_attention.3",
+    "write both counts for T queries and S keys; each is a constant plus something times S",
+    "few queries: absorb almost at once; many: the price per key is higher than expanding it",
+)
+def absorb_from(answer: Callable[..., float]) -> str | None:
+    deepseek, narrow = (512, 128, 64, 128), (16, 8, 4, 6)
+    cases = [(T, deepseek) for T in (1, 8, 64, 170, 171, 200)]
+    cases += [(T, narrow) for T in (1, 2, 5, 12, 40)] + [(5, (8, 16, 2, 16)), (60, (8, 8, 2, 8))]
+    for T, (R, N, P, V) in cases:
+        gain, price = R * (N + V), T * (2 * R - N - V)  # per key, naive less absorbed: the slope
+        right: float = math.inf
+        if gain > price:
+            first = T * R * (N + V) // (gain - price) + 1  # strictly fewer
+            right = max(T, first)
+        got = answer(T, R, N, P, V)
+        if got == right:
+            continue
+        case = f"for T={T}, R={R}, N={N}, P={P}, V={V} you say {got!r}, it is {right!r}"
+        if right == math.inf:
+            return f"{case}: every further key costs the absorbed form more, there is no such S"
+        if got == first and first < T:
+            return f"{case}: S is never less than T"
+        if got == right - 1:
+            return f"{case}: there the two cost the same, or expanding is still cheaper"
+        if isinstance(got, float) and got != math.inf and abs(got - right) <= 1:
+            return f"{case}: S is a whole number"
+        return case
     return None

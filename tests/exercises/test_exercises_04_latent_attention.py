@@ -53,9 +53,41 @@ def step_broadcast(q, latent, k_pe, kv_weight, scale):
     return ((scores * scale).softmax(-1) @ latent) @ w_v.mT
 
 
+def compress_with(power, order=slice(None)):
+    """The decomposition with the singular values to some power, or from the wrong end."""
+
+    def answer(k, v, heads, rank):
+        rows = torch.cat([w.unflatten(0, (heads, -1)) for w in (k, v)], dim=1).flatten(0, 1)
+        U, sizes, Vt = torch.linalg.svd(rows, full_matrices=False)
+        if order != slice(None):
+            U, sizes, Vt = U.flip(1), sizes.flip(0), Vt.flip(0)
+        return Vt[:rank], U[:, :rank] * sizes[:rank] ** power
+
+    return answer
+
+
+def absorb_from(num_queries, rank, nope_dim, rope_dim, value_dim):
+    T, R, N, P, V = num_queries, rank, nope_dim, rope_dim, value_dim
+    for S in range(T, 200_000):
+        if T * R * (N + V) + T * S * (2 * R + P) < S * R * (N + V) + T * S * (N + P + V):
+            return S
+    return math.inf
+
+
+def crossing(num_queries, rank, nope_dim, rope_dim, value_dim):
+    expand = rank * (nope_dim + value_dim)
+    return num_queries * expand / (expand - num_queries * (2 * rank - nope_dim - value_dim))
+
+
+def without_bound(*sizes):
+    at = crossing(*sizes)
+    return math.floor(at) + 1 if at > 0 else math.inf
+
+
 RIGHT = {
     "04_latent_attention.1": compress,
     "04_latent_attention.2": step,
+    "04_latent_attention.3": absorb_from,
 }
 
 WRONG = [
@@ -80,4 +112,13 @@ WRONG = [
         "the shape is (1, 2, 4), not (1, 2, 1, 4)",
     ),
     ("04_latent_attention.2", lambda *p: step(*p[:4], p[4] * math.sqrt(2)), "you are off by"),
+    ("04_latent_attention.1", compress_with(0), "the singular values are missing"),
+    ("04_latent_attention.1", compress_with(2), "stand in both factors"),
+    ("04_latent_attention.1", compress_with(0.5), "only one factor has the roots"),
+    ("04_latent_attention.1", compress_with(1, "last"), "these are the smallest"),
+    ("04_latent_attention.3", crossing, "S is a whole number"),
+    ("04_latent_attention.3", lambda *s: math.floor(abs(crossing(*s))) + 1, "no such S"),
+    ("04_latent_attention.3", lambda *s: absorb_from(*s) - 1, "the two cost the same"),
+    ("04_latent_attention.3", without_bound, "S is never less than T"),
+    ("04_latent_attention.3", lambda *s: 100, "you say 100"),
 ]
