@@ -8,12 +8,12 @@ from minillm.nn.attention import attention, causal_mask
 from minillm.nn.multihead import MultiHeadAttention
 
 
-def multi_head(x, w_q, w_k, w_v, w_o, heads, *, scale=None, causal=True, dim=-1):
+def multi_head(x, w_q, w_k, w_v, w_o, heads, *, scale=None, causal=True, dim=-1, diagonal=0):
     B, T, _ = x.shape
     q, k, v = ((x @ w.T).reshape(B, T, heads, -1).transpose(1, 2) for w in (w_q, w_k, w_v))
     scores = q @ k.transpose(2, 3) * (q.shape[-1] ** -0.5 if scale is None else scale)
     if causal:
-        scores = scores.masked_fill(~causal_mask(T, T), -math.inf)
+        scores = scores.masked_fill(~causal_mask(T, T).tril(diagonal), -math.inf)
     return (scores.softmax(dim) @ v).transpose(1, 2).reshape(B, T, -1) @ w_o.T
 
 
@@ -43,6 +43,22 @@ def not_swapped_back(x, w_q, w_k, w_v, w_o, heads):
     return attention(q, k, v, is_causal=True).reshape(B, T, -1) @ w_o.T
 
 
+def output_untransposed(x, w_q, w_k, w_v, w_o, heads):
+    return multi_head(x, w_q, w_k, w_v, w_o.T, heads)
+
+
+def cut_the_other_way(x, w_q, w_k, w_v, w_o, heads):
+    q, k, v = ((x @ w.T).unflatten(-1, (-1, heads)).permute(0, 3, 1, 2) for w in (w_q, w_k, w_v))
+    return attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2) @ w_o.T
+
+
+def masked_late(x, w_q, w_k, w_v, w_o, heads):
+    T = x.shape[1]
+    q, k, v = ((x @ w.T).unflatten(-1, (heads, -1)).transpose(1, 2) for w in (w_q, w_k, w_v))
+    weights = (q @ k.mT / q.shape[-1] ** 0.5).softmax(-1) * causal_mask(T, T)
+    return (weights @ v).transpose(1, 2).flatten(2) @ w_o.T
+
+
 def unmixed(x, w_q, w_k, w_v, w_o, heads):
     return multi_head(x, w_q, w_k, w_v, torch.eye(w_q.shape[0], dtype=x.dtype), heads)
 
@@ -59,7 +75,7 @@ PREDICTIONS = {
     "split_heads(layer.v_proj(x), 4).shape": (2, 4, 5, 8),
     "layer(x).shape": (2, 5, 48),
     "numbers kept per position": 64,
-    "key head that query head 7 reads": 2,
+    "key head of query head 7 (from 0)": 2,
     "MultiHeadAttention(48, 12, num_kv_heads=5)": "error",
 }
 
@@ -185,9 +201,13 @@ WRONG = [
         lambda x, *w: multi_head(x, *w) if x.shape[-1] == 12 else x.view(x.shape[0], -1, 4, 3),
         "H * D need not be C",
     ),
+    ("04.1", output_untransposed, "w_o is stored output first too"),
+    ("04.1", cut_the_other_way, "not (D, H)"),
+    ("04.1", masked_late, "the mask comes after softmax"),
+    ("04.1", lambda *a: multi_head(*a, diagonal=-1), "must not every position read itself"),
     ("04.2", PREDICTIONS | {"layer.k_proj.weight.shape": (96, 48)}, "only the key heads"),
     ("04.2", PREDICTIONS | {"layer.o_proj.weight.shape": (96, 48)}, "back to 48 numbers"),
-    ("04.2", PREDICTIONS | {"key head that query head 7 reads": 3}, "serves three neighbours"),
+    ("04.2", PREDICTIONS | {"key head of query head 7 (from 0)": 3}, "serves three neighbours"),
     ("04.2", PREDICTIONS | {"numbers kept per position": 32}, "right so far: 8 of 9"),
     ("04.2", PREDICTIONS | {"numbers kept per position": 192}, "a key and a value"),
     ("04.2", PREDICTIONS | {"layer(x).shape": ...}, "not filled in"),
