@@ -1,35 +1,186 @@
-"""Graders of notebook 04: sharing heads, sizes of caches, compression into a latent."""
+"""Graders of notebook 04: heads by hand, shapes foreseen, shared heads, caches, from MHA to GQA."""
 
 from __future__ import annotations
 
+import copy
+import math
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from minillm.exercises import exercise
-from minillm.nn.mla import latent_attention_naive
+from minillm.exercises import Unsolved, exercise
+from minillm.nn.attention import attention, causal_mask, repeat_kv
+from minillm.nn.multihead import MultiHeadAttention, merge_heads, split_heads
 
 
 @exercise(
     "04.1",
-    "Write key_head_of(h, num_heads, num_kv_heads): the number of the key head that query head h "
-    "reads.",
+    "what is the shape after each line, and which directions must be the last two for attention?",
+    "one product makes all heads: cut and swap before attention, swap and join after it",
 )
-def key_head_of(answer: Callable[[int, int, int], int]) -> str | None:
-    for heads, groups in ((8, 8), (8, 1), (8, 2), (12, 4), (28, 4), (71, 1)):
-        for h in range(heads):
-            got, right = answer(h, heads, groups), h // (heads // groups)
-            if got == right:
-                continue
-            where = f"for h={h}, H={heads}, G={groups} your answer is {got}, not {right}"
-            if got == h % groups:
-                return f"{where}: h % G deals the heads out in turn; neighbours must share"
-            if got == h // groups:
-                return f"{where}: a group holds H / G heads, not G"
-            return where
+def multi_head(answer: Callable[..., Tensor]) -> str | None:
+    for B, T, C, H, D in ((2, 5, 12, 3, 4), (1, 4, 10, 2, 3)):
+        generator = torch.Generator().manual_seed(C)
+        shapes = (B, T, C), (H * D, C), (H * D, C), (H * D, C), (C, H * D)
+        x, *ws, w_o = (torch.randn(s, generator=generator, dtype=torch.float64) for s in shapes)
+        case = f"with B={B}, T={T}, C={C}, H={H}, D={D}"
+        try:
+            got = answer(x.clone(), *(w.clone() for w in ws), w_o.clone(), H)
+        except NotImplementedError:  # a RuntimeError, and a stub
+            raise
+        except RuntimeError as error:
+            return f"{case} your answer raised {error} (H * D need not be C, and w is (H * D, C))"
+        q, k, v = (split_heads(x @ w.T, H) for w in ws)
+        heads = attention(q, k, v, is_causal=True)
+
+        def same(y: Tensor, got: Tensor = got) -> bool:
+            return y.shape == got.shape and torch.allclose(got, y, atol=1e-9)
+
+        joined = merge_heads(heads)
+        if same(joined @ w_o.T):
+            continue
+        if got.isnan().any():
+            return f"{case} some outputs are NaN: must not every position read itself?"
+        if same(joined):
+            return f"{case} the heads lie side by side, but w_o has not mixed them yet"
+        if tuple(got.shape) != (B, T, C):
+            return f"{case} the shape is {tuple(got.shape)}, not {(B, T, C)}"
+        if same(heads.reshape(B, T, H * D) @ w_o.T):
+            return f"{case} each head is right; swap heads and positions back before you join them"
+        if same(merge_heads(attention(q, k, v)) @ w_o.T):
+            return f"{case} positions read the future: the mask is missing"
+        for scale, name in ((1.0, "nothing"), (C**-0.5, "sqrt(C)"), (1 / D, "D")):
+            if same(merge_heads(attention(q, k, v, is_causal=True, scale=scale)) @ w_o.T):
+                return f"{case} you divide the scores by {name}; a head has D numbers"
+        cut = [(x @ w.T).reshape(B, H, T, D) for w in ws]
+        mixed = attention(*cut, is_causal=True)
+        if same(merge_heads(mixed) @ w_o.T) or same(mixed.reshape(B, T, H * D) @ w_o.T):
+            return (
+                f"{case} a reshape to (B, H, T, D) mixes heads and positions: cut first, then swap"
+            )
+        if C == H * D and same(joined @ w_o):
+            return f"{case} w_o is stored output first too: multiply with its transpose"
+        if same(_untransposed(x, ws, w_o, H)):
+            return (
+                f"{case} a matrix of nn.Linear is stored output first: multiply with its transpose"
+            )
+        turned = [(x @ w.T).unflatten(-1, (D, H)).permute(0, 3, 1, 2) for w in ws]  # (B, H, T, D)
+        mixed = attention(*turned, is_causal=True)
+        if same(merge_heads(mixed) @ w_o.T) or same(mixed.permute(0, 2, 3, 1).flatten(2) @ w_o.T):
+            return f"{case} the D numbers of a head are neighbours: cut into (H, D), not (D, H)"
+        late = (q @ k.mT / math.sqrt(D)).softmax(dim=-1) * causal_mask(T, T)
+        if same(merge_heads(late @ v) @ w_o.T):
+            return f"{case} the mask comes after softmax: then the weights of a row do not sum to 1"
+        scores = (q @ k.mT / math.sqrt(D)).masked_fill(~causal_mask(T, T), -torch.inf)
+        if same(merge_heads(scores.softmax(dim=-2) @ v) @ w_o.T):
+            return f"{case} the weights of a *query* must sum to 1: softmax over the keys, dim=-1"
+        return f"{case} the numbers are off by up to {(got - joined @ w_o.T).abs().max():.3f}"
+    return None
+
+
+def _untransposed(x: Tensor, ws: list[Tensor], w_o: Tensor, heads: int) -> Tensor:
+    """The likely slip `x @ w`, which runs where the matrices are square."""
+    if x.shape[-1] != w_o.shape[1]:
+        return torch.empty(0)
+    q, k, v = (split_heads(x @ w, heads) for w in ws)
+    return merge_heads(attention(q, k, v, is_causal=True)) @ w_o
+
+
+PREDICTIONS: dict[str, tuple[int, ...] | int | str] = {
+    "layer.q_proj.weight.shape": (96, 48),
+    "layer.k_proj.weight.shape": (32, 48),
+    "layer.o_proj.weight.shape": (48, 96),
+    "split_heads(layer.q_proj(x), 12).shape": (2, 12, 5, 8),
+    "split_heads(layer.v_proj(x), 4).shape": (2, 4, 5, 8),
+    "layer(x).shape": (2, 5, 48),
+    "numbers kept per position": 64,
+    "key head of query head 7 (from 0)": 2,
+    "MultiHeadAttention(48, 12, num_kv_heads=5)": "error",
+}
+HINTS = {
+    "layer.q_proj.weight.shape": "output first: 12 heads of head_dim=8, from 48 numbers",
+    "layer.k_proj.weight.shape": "only the key heads have rows here",
+    "layer.o_proj.weight.shape": "it takes the results of all query heads back to 48 numbers",
+    "split_heads(layer.q_proj(x), 12).shape": "texts, heads, positions, numbers in a head",
+    "split_heads(layer.v_proj(x), 4).shape": "texts, heads, positions, numbers in a head",
+    "layer(x).shape": "what goes in comes out, in shape",
+    "numbers kept per position": "a key and a value, for each key head, of 8 numbers",
+    "key head of query head 7 (from 0)": "each key head serves three neighbours, counted from 0",
+    "MultiHeadAttention(48, 12, num_kv_heads=5)": "can 12 heads share 5 equally?",
+}
+
+
+@exercise(
+    "04.2",
+    "write down H, G and D first; then each line is a product of two or three of them",
+    "q_proj and o_proj know H, k_proj and v_proj know G, and only G and D count for what is kept",
+)
+def predictions(answer: Any) -> str | None:
+    answer = answer() if callable(answer) else answer
+    if not isinstance(answer, dict) or answer.keys() != PREDICTIONS.keys():
+        return "the answer is the dictionary with its nine keys, as it was given"
+    if all(value is ... for value in answer.values()):
+        raise Unsolved
+    wrong = []
+    for key, wanted in PREDICTIONS.items():
+        value = answer[key]
+        if value is ...:
+            return f"{key} is not filled in yet"
+        if (tuple(value) if isinstance(value, list | torch.Size) else value) != wanted:
+            wrong.append(key)
+    if not wrong:
+        return None
+    done = len(PREDICTIONS) - len(wrong)
+    return f"right so far: {done} of 9; look at {wrong[0]} again: {HINTS[wrong[0]]}"
+
+
+@exercise(
+    "04.3",
+    "try a number of key heads between 1 and H, and compare every head, not only the first",
+    "neighbours share a key head; with G = 1 or G = H the other order gives the same numbers",
+)
+def shared_attention(answer: Callable[[Tensor, Tensor, Tensor], Tensor]) -> str | None:
+    for B, H, G, T, D in ((2, 4, 4, 5, 8), (1, 4, 1, 3, 2), (2, 4, 2, 5, 8), (3, 12, 3, 4, 2)):
+        generator = torch.Generator().manual_seed(G)
+        shapes = (B, H, T, D), (B, G, T, D), (B, G, T, D)
+        q, k, v = (torch.randn(s, generator=generator, dtype=torch.float64) for s in shapes)
+        case = f"with B={B}, H={H}, G={G}, T={T}, D={D}"
+        try:
+            got = answer(q.clone(), k.clone(), v.clone())
+        except NotImplementedError:
+            raise
+        except RuntimeError as error:
+            return f"{case} your answer raised {error}"
+        if tuple(got.shape) != (B, H, T, D):
+            return f"{case} the shape is {tuple(got.shape)}, not {(B, H, T, D)}"
+
+        def same(y: Tensor, got: Tensor = got) -> bool:
+            return torch.allclose(got, y, atol=1e-9)
+
+        repeats = H // G
+        if same(attention(q, k, v, is_causal=True)):
+            continue
+        if same(attention(q, k, v)):
+            return f"{case} positions read the future: the mask is missing"
+        tiled = [t.repeat(1, repeats, 1, 1) for t in (k, v)]
+        if same(attention(q, *tiled, is_causal=True)):
+            return f"{case} query head h still reads key head h % G: neighbours must share"
+        mixed = attention(q, tiled[0], repeat_kv(v, repeats), is_causal=True)
+        if same(mixed) or same(attention(q, repeat_kv(k, repeats), tiled[1], is_causal=True)):
+            return f"{case} keys or values still come in the other order: repeat both alike"
+        if same(attention(q, k, v, is_causal=True, scale=1.0)):
+            return f"{case} the scores are not divided by sqrt(D)"
+        along = [t.repeat_interleave(repeats, dim=2)[:, :, :T].repeat(1, repeats, 1, 1)
+                 for t in (k, v)]  # fmt: skip
+        if same(attention(q, *along, is_causal=True)):
+            return f"{case} you repeat positions: the heads are direction 1"
+        flat = [t.flatten(0, 1).repeat(repeats, 1, 1).view(B, H, T, D) for t in (k, v)]
+        if same(attention(q, *flat, is_causal=True)):
+            return f"{case} texts of the batch have been mixed: repeat within each text"
+        off = (got - attention(q, k, v, is_causal=True)).abs().amax((0, 2, 3))
+        return f"{case} head {int((off > 1e-9).nonzero()[0])} is the first that is wrong"
     return None
 
 
@@ -38,169 +189,106 @@ _GQA: dict[str, Any] = dict(
 )
 _MHA = dict(hidden_size=768, num_attention_heads=12, num_hidden_layers=12)
 _WIDE = _GQA | dict(hidden_size=5120, num_attention_heads=64, head_dim=128, num_hidden_layers=64)
-_NULL = _GQA | dict(head_dim=None)
 _MLA = dict(
     hidden_size=7168, num_attention_heads=128, num_key_value_heads=128, num_hidden_layers=61,
     kv_lora_rank=512, qk_nope_head_dim=128, qk_rope_head_dim=64, v_head_dim=128,
 )  # fmt: skip
-
-
-@exercise(
-    "04.2",
-    "Write cache_bytes_per_token(config, bytes_per_value): the bytes of cache that one position "
-    "costs over all layers.",
-)
-def cache_bytes_per_token(answer: Callable[..., int]) -> str | None:
-    values = {
-        "gqa": 2048,
-        "heads": 1536,
-        "head_dim": 2048,
-        "null": 2048,
-        "mla": 576,
-    }
-    configs = dict(zip(values, (_GQA, _MHA, _WIDE, _NULL, _MLA), strict=True))
-    hints = {
-        "gqa": "keys and values, of G heads, in every layer",
-        "heads": "without num_key_value_heads every query head has its own keys",
-        "head_dim": "a head_dim in the config counts, not hidden_size / num_attention_heads",
-        "null": "head_dim may be there and be None: then it is hidden_size / num_attention_heads",
-        "mla": "with a kv_lora_rank the cache holds the latent and the rotated key, no heads",
-    }
-    for name, config in configs.items():
-        for size in (2, 1, 4):
-            right = values[name] * config["num_hidden_layers"] * size
-            got = answer(dict(config), size)
-            if got != right:
-                said = f"for {config} and {size} bytes a value you say {got!r}, it is {right}"
-                return f"{said}: {hints[name]}"
-    if answer(dict(_GQA)) != 2 * values["gqa"] * 32:
-        return "bytes_per_value must be 2 where it is not given"
-    return None
-
-
-@exercise(
-    "04.3",
-    "Write pool_heads(weight, num_heads, num_kv_heads): the mean of each group's heads, (H * D, C) "
-    "-> (G * D, C).",
-)
-def pool_heads(answer: Callable[[Tensor, int, int], Tensor]) -> str | None:
-    for seed, (heads, groups, size, width) in enumerate(
-        ((8, 2, 4, 24), (6, 3, 5, 7), (4, 1, 2, 8))
-    ):
-        weight = torch.randn(heads * size, width, generator=torch.Generator().manual_seed(seed))
-        before = weight.clone()
-        got = answer(weight, heads, groups)
-        grouped = weight.view(groups, heads // groups, size, width)
-        case = f"with H={heads}, G={groups}, D={size}, C={width}"
-        if not torch.equal(weight, before):
-            return f"{case} your function changes the weight it is given: return a new one"
-        if tuple(got.shape) != (groups * size, width):
-            return f"{case} the shape is {tuple(got.shape)}, not {(groups * size, width)}"
-        if torch.allclose(got, grouped.mean(1).flatten(0, 1), atol=1e-6):
-            continue
-        dealt = weight.view(heads // groups, groups, size, width).mean(0).flatten(0, 1)
-        if torch.allclose(got, dealt, atol=1e-6):
-            return f"{case} you average heads that are G apart: neighbours form a group"
-        if torch.allclose(got, grouped[:, 0].flatten(0, 1), atol=1e-6):
-            return f"{case} you keep the first head of each group: average all of them"
-        if torch.allclose(got, grouped.sum(1).flatten(0, 1), atol=1e-6):
-            return f"{case} you add the heads of a group: divide by their number"
-        return f"{case} the numbers are not the means of the groups' heads"
-    return None
-
-
-def _by_head(k_weight: Tensor, v_weight: Tensor, heads: int) -> Tensor:
-    """Rows as in kv_b_proj: for each head its key, then its value."""
-    per_head = (weight.unflatten(0, (heads, -1)) for weight in (k_weight, v_weight))
-    return torch.cat(list(per_head), dim=1).flatten(0, 1)
+_CONFIGS: dict[str, tuple[dict[str, Any], int]] = {
+    "keys and values, of G heads, in every layer": (_GQA, 2048),
+    "without num_key_value_heads every query head has its own keys": (_MHA, 1536),
+    "a head_dim in the config counts, not hidden_size / num_attention_heads": (_WIDE, 2048),
+    "head_dim may be there and be None: then it is hidden_size / num_attention_heads": (
+        _GQA | dict(head_dim=None), 2048,
+    ),
+    "num_key_value_heads may be there and be None: then it is num_attention_heads": (
+        _MHA | dict(num_key_value_heads=None), 1536,
+    ),
+    "with a kv_lora_rank a layer keeps the latent and the small shared key, no heads": (_MLA, 576),
+    "a kv_lora_rank of None is none": (_GQA | dict(kv_lora_rank=None), 2048),
+}  # fmt: skip
 
 
 @exercise(
     "04.4",
-    "Write compress(k_weight, v_weight, num_heads, rank): down (R, C) and kv_weight (2 * H * D, R) "
-    "that lose least of keys and values.",
+    "what does one position leave in one layer, and what stands for a key that is missing or None?",
+    "G and D decide, not H and C; `config.get(key) or default` covers both missing and None",
 )
-def compress(answer: Callable[..., tuple[Tensor, Tensor]]) -> str | None:
-    generator = torch.Generator().manual_seed(4)
-    heads, size, width = 4, 3, 20
-    common = torch.randn(6, width, generator=generator, dtype=torch.float64)
-    k, v = (
-        torch.randn(heads * size, 6, generator=generator, dtype=torch.float64) @ common
-        + 0.1 * torch.randn(heads * size, width, generator=generator, dtype=torch.float64)
-        for _ in range(2)
-    )
-    v = v * 3  # not equally large: errors of the values weigh more
-    both = _by_head(k, v, heads)
-    values = torch.linalg.svdvals(both)
-    for rank in (20, 6, 2):
-        down, kv_weight = answer(k.clone(), v.clone(), heads, rank)
-        shapes = tuple(down.shape), tuple(kv_weight.shape)
-        if shapes != ((rank, width), (2 * heads * size, rank)):
-            expected = (rank, width), (2 * heads * size, rank)
-            return f"for R={rank} the shapes are {shapes}, not {expected}"
-        best, product = values[rank:].norm(), kv_weight @ down
-        lost = (both - product).norm()
-        if lost <= best * 1.0001 + 1e-8:
-            continue
-        stacked = (torch.cat([k, v]) - product).norm()
-        if stacked <= best * 1.0001 + 1e-8:
-            return "the rows stand keys first, then values: each head's key and value stay together"
-        return (
-            f"for R={rank} you lose {lost:.3f} of keys and values together, where {best:.3f} is "
-            "possible: one decomposition of all rows, not one for keys and one for values"
-        )
+def cache_bytes_per_token(answer: Callable[..., int]) -> str | None:
+    for hint, (config, numbers) in _CONFIGS.items():
+        for size in (2, 1, 4):
+            right = numbers * config["num_hidden_layers"] * size
+            try:
+                got = answer(dict(config), size)
+            except (KeyError, TypeError) as error:
+                return f"for {config} your answer raised {type(error).__name__}: {error}: {hint}"
+            if got != right:
+                said = f"for {config} and {size} bytes a number you say {got!r}, it is {right}"
+                return f"{said}: {hint}"
+    if answer(dict(_GQA)) != 2 * 2048 * 32:
+        return "bytes_per_value must be 2 where it is not given"
     return None
 
 
-class _Spy(TorchDispatchMode):
-    """The most numbers that any tensor made inside holds for a key position."""
+def _families(order: list[int], width: int, size: int, seed: int) -> MultiHeadAttention:
+    """MHA whose head h has nearly the keys and values of all heads of its family order[h]."""
+    generator = torch.Generator().manual_seed(seed)
+    layer = MultiHeadAttention(width, len(order), head_dim=size)
+    with torch.no_grad():
+        for p in layer.parameters():
+            p.copy_(torch.randn(p.shape, generator=generator) / p.shape[1] ** 0.5)
+        for p in (layer.k_proj.weight, layer.v_proj.weight):
+            heads = p.unflatten(0, (len(order), size))
+            p.copy_((heads[order] + 0.1 * heads.flip(0)).flatten(0, 1))
+    return layer
 
-    def __init__(self, keys: int) -> None:
-        super().__init__()
-        self.keys, self.most = keys, 0
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None
-    ) -> Any:
-        made = func(*args, **(kwargs or {}))
-        for tensor in made if isinstance(made, (tuple, list)) else [made]:
-            if isinstance(tensor, Tensor) and tensor.numel() % self.keys == 0:
-                self.most = max(self.most, tensor.numel() // self.keys)
-        return made
+def _pooled(layer: MultiHeadAttention, groups: int, order: list[int]) -> dict[str, Tensor]:
+    """The layer's weights with key and value heads averaged by groups of `order`."""
+    state = {name: p.detach().clone() for name, p in layer.named_parameters()}
+    for name in ("k_proj.weight", "v_proj.weight"):
+        heads = state[name].unflatten(0, (layer.num_heads, -1))[order]
+        state[name] = heads.unflatten(0, (groups, -1)).mean(1).flatten(0, 1)
+    return state
 
 
 @exercise(
     "04.5",
-    "Write absorbed_step(q, latent, k_pe, kv_weight, scale): attention of one query over a latent "
-    "cache, without expanding it.",
+    "begin with `pool_heads`, look at how far it is off, and ask which heads should share",
+    "heads have no order of their own: put those that can share next to each other, queries, "
+    "keys, values and the columns of o_proj alike",
 )
-def absorbed_step(answer: Callable[..., Tensor]) -> str | None:
-    for B, H, S, R, N, P, V in ((1, 2, 7, 6, 4, 2, 4), (2, 8, 101, 12, 6, 4, 5)):
-        generator = torch.Generator().manual_seed(S)
-        shapes = (B, H, 1, N + P), (B, 1, S, R), (B, 1, S, P), (H * (N + V), R)
-        parts = [torch.randn(s, generator=generator, dtype=torch.float64) for s in shapes]
-        scale = (N + P) ** -0.5
-        right = latent_attention_naive(*parts, scale=scale)
-        with _Spy(S) as spy:
-            got = answer(*(part.clone() for part in parts), scale)
-        case = f"with B={B}, H={H}, S={S}, R={R}, N={N}, P={P}, V={V}"
-        if tuple(got.shape) != tuple(right.shape):
-            return f"{case} the shape is {tuple(got.shape)}, not {tuple(right.shape)}"
-        if not torch.allclose(got, right, atol=1e-9):
-            unscaled = latent_attention_naive(*parts, scale=1.0)
-            if torch.allclose(got, unscaled, atol=1e-9):
-                return f"{case} the scores lack their factor `scale`"
-            no_pe = latent_attention_naive(parts[0], parts[1], parts[2] * 0, parts[3], scale=scale)
-            if torch.allclose(got, no_pe, atol=1e-9):
-                return f"{case} the rotated part of the query is missing from the scores"
-            return f"{case} you are off by {(got - right).abs().max():.3f}"
-        allowed = B * max(R + P, H)  # the latent with its rotated key, or the scores
-        if spy.most > allowed and S > 100:
-            said = f"right, but a tensor with {spy.most // B} numbers for each of {S} keys was made"
-            if spy.most in (B * H * R, B * H * P):
-                return f"{said}: a product that broadcasts copies the cache for each of {H} heads"
-            return (
-                f"{said}: keys or values of single heads; fold the query first "
-                f"({max(R + P, H)} are enough)"
-            )
+def to_gqa(answer: Callable[..., MultiHeadAttention]) -> str | None:
+    cases = (([0, 1, 1, 0, 1, 0, 0, 1], 2, 32, 8), ([0, 1, 2, 2, 0, 1], 3, 20, 5))
+    for seed, (order, groups, width, size) in enumerate(cases):
+        layer = _families(order, width, size, seed)
+        generator = torch.Generator().manual_seed(9)
+        x, fresh = torch.randn(2, 64, 32, width, generator=generator)
+        given = copy.deepcopy(layer.state_dict())
+        got = answer(layer, groups, x.clone())
+        case = f"with H={len(order)}, G={groups}, D={size}, C={width}"
+        if any(not torch.equal(given[name], p) for name, p in layer.state_dict().items()):
+            return f"{case} your function changes the layer it is given: return a new one"
+        if not isinstance(got, MultiHeadAttention) or got.num_kv_heads != groups:
+            return f"{case} return a MultiHeadAttention with num_kv_heads={groups}"
+        sizes = (got.hidden_size, got.num_heads, got.head_dim)
+        if sizes != (width, len(order), size):
+            return f"{case} hidden_size, num_heads and head_dim must stay, yours are {sizes}"
+        with torch.no_grad():
+            wanted = layer(fresh, is_causal=True)
+            off = ((got(fresh, is_causal=True) - wanted).norm() / wanted.norm()).item()
+        if off <= 0.15:
+            continue
+        said = f"{case} the output on fresh inputs is off by {100 * off:.1f}%, 15% are allowed"
+        state = got.state_dict()
+        neighbours = _pooled(layer, groups, list(range(len(order))))
+        if all(torch.allclose(state[n], p, atol=1e-5) for n, p in neighbours.items()):
+            return f"{said}: these are the means of neighbours, which do not resemble each other"
+        by_family = sorted(range(len(order)), key=lambda h: order[h])
+        regrouped = _pooled(layer, groups, by_family)
+        if torch.allclose(state["k_proj.weight"], regrouped["k_proj.weight"], atol=1e-5):
+            if torch.allclose(state["q_proj.weight"], layer.q_proj.weight):
+                return f"{said}: the key heads are grouped well, but their query heads did not move"
+            if torch.allclose(state["o_proj.weight"], layer.o_proj.weight):
+                return f"{said}: the heads have moved, but not their columns of o_proj"
+        return said
     return None

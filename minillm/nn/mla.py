@@ -1,9 +1,10 @@
 """Multi-head latent attention (MLA): keys and values of all heads from one small vector.
 
-Its two forms, naive and absorbed, give the same numbers at different costs (notebook 04).
+Its two forms, naive and absorbed, give the same numbers at different costs. Explained in the
+deeper page 04_latent_attention.
 """
 
-# Built from notebooks/04_multihead.ipynb: edit there, then make build.
+# Built from notebooks/deeper/04_latent_attention.ipynb: edit there, then make build.
 
 from collections.abc import Callable
 from functools import partial
