@@ -1,4 +1,4 @@
-"""Graders of notebook 02: replace a pair, compression, merge by rank, stream, fewest tokens."""
+"""Graders of notebook 02: replace a pair, compression, merge by rank, stream."""
 
 from __future__ import annotations
 
@@ -184,36 +184,4 @@ def _stream(answer: Callable[[list[bytes]], Iterable[str]]) -> str | None:
         if got[:-1] == want[:-1]:
             return f"{tokens}: an unfinished character at the end should leave {want[-1]!r}"
         return f"{tokens} should give {want}, not {got}"
-    return None
-
-
-def _fewest(word: bytes, tokens: Collection[bytes]) -> int:
-    best = [0] + [len(word)] * len(word)
-    for end in range(1, len(word) + 1):
-        best[end] = min(best[s] + 1 for s in range(end) if word[s:end] in tokens)
-    return best[-1]
-
-
-@exercise(
-    "02.5",
-    "Write fewest_tokens(word, vocabulary): a shortest list of tokens (bytes) that joins to word.",
-)
-def _fewest_tokens(answer: Callable[[bytes, set[bytes]], list[bytes]]) -> str | None:
-    rng, ranks = random.Random(5), _ranks()
-    words = [b"abcd", b"abcdef", b"bcdef", b"aaaaaa", b"", b"x"]
-    words += ["".join(rng.choices("aabcdef", k=14)).encode() for _ in range(100)]
-    words.append(b"aabcdef")
-    for word in words:
-        want, got = _fewest(word, ranks), list(answer(word, set(ranks)))
-        if b"".join(got) != word:
-            return f"the tokens of {word!r} should join to it again, not {got}"
-        if not set(got) <= set(ranks):
-            return f"{sorted(set(got) - set(ranks))[0]!r} in your answer for {word!r} is no token"
-        if len(got) == want or got == _longest_first(word, ranks) == _merged(word, ranks):
-            continue  # if it is one of the two usual mistakes, the last word will tell which
-        if got == _longest_first(word, ranks):
-            return f"{word!r} takes {want} tokens: the longest first ({got}) may cost more later"
-        if got == _merged(word, ranks):
-            return f"{word!r} takes {want} tokens: {got} is what merging by rank finds"
-        return f"{word!r} takes {want} tokens, your list {got} has {len(got)}"
     return None

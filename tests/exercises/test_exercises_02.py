@@ -60,23 +60,8 @@ def unfinished(tokens):
     return [*stream(tokens)[:-1], ""]
 
 
-def fewest(word, tokens):
-    best = [[]]
-    for end in range(1, len(word) + 1):
-        starts = [s for s in range(end) if word[s:end] in tokens]
-        start = min(starts, key=lambda s: len(best[s]))
-        best.append([*best[start], word[start:end]])
-    return best[-1]
-
-
 def one_by_one(word, _):
     return [word[i : i + 1] for i in range(len(word))]
-
-
-def ranked(word, _):
-    from minillm.exercises.tokenizer import _ranks
-
-    return _merged(word, _ranks())
 
 
 RIGHT = {
@@ -84,7 +69,6 @@ RIGHT = {
     "02.2": compression,
     "02.3": _merged,
     "02.4": stream,
-    "02.5": fewest,
 }
 
 WRONG = [
@@ -106,8 +90,4 @@ WRONG = [
     ("02.4", all_at_the_end, "not in time"),
     ("02.4", unfinished, "should leave '\ufffd'"),
     ("02.4", lambda tokens: stream(tokens)[:-1], "one string is missing"),
-    ("02.5", _longest_first, "may cost more later"),
-    ("02.5", ranked, "what merging by rank finds"),
-    ("02.5", one_by_one, "takes 2 tokens"),
-    ("02.5", lambda word, tokens: [word], "is no token"),
 ]

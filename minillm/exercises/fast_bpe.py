@@ -1,0 +1,78 @@
+"""Graders of the page 02_fast_bpe: the fewest tokens, and what a merge changes."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+from itertools import pairwise
+
+from minillm.exercises import exercise
+from minillm.exercises.tokenizer import _longest_first, _merged, _ranks, _replaced
+
+
+def _fewest(word: bytes, tokens: Collection[bytes]) -> int:
+    best = [0] + [len(word)] * len(word)
+    for end in range(1, len(word) + 1):
+        best[end] = min(best[s] + 1 for s in range(end) if word[s:end] in tokens)
+    return best[-1]
+
+
+@exercise(
+    "02_fast_bpe.1",
+    "Write fewest_tokens(word, vocabulary): a shortest list of tokens (bytes) that joins to word.",
+    "a shortest list ends in some token, and before it stands a shortest list of fewer bytes",
+)
+def _fewest_tokens(answer: Callable[[bytes, set[bytes]], list[bytes]]) -> str | None:
+    rng, ranks = random.Random(5), _ranks()
+    words = [b"abcd", b"abcdef", b"bcdef", b"aaaaaa", b"", b"x"]
+    words += ["".join(rng.choices("aabcdef", k=14)).encode() for _ in range(100)]
+    words.append(b"aabcdef")
+    for word in words:
+        want, got = _fewest(word, ranks), list(answer(word, set(ranks)))
+        if b"".join(got) != word:
+            return f"the tokens of {word!r} should join to it again, not {got}"
+        if not set(got) <= set(ranks):
+            return f"{sorted(set(got) - set(ranks))[0]!r} in your answer for {word!r} is no token"
+        if len(got) == want or got == _longest_first(word, ranks) == _merged(word, ranks):
+            continue  # if it is one of the two usual mistakes, the last word will tell which
+        if got == _longest_first(word, ranks):
+            return f"{word!r} takes {want} tokens: the longest first ({got}) may cost more later"
+        if got == _merged(word, ranks):
+            return f"{word!r} takes {want} tokens: {got} is what merging by rank finds"
+        return f"{word!r} takes {want} tokens, your list {got} has {len(got)}"
+    return None
+
+
+def _changes(tokens: Sequence[int], pair: tuple[int, int], new: int) -> dict[tuple[int, int], int]:
+    after, before = Counter(pairwise(_replaced(tokens, pair, new))), Counter(pairwise(tokens))
+    after.subtract(before)
+    return {pair: change for pair, change in after.items() if change}
+
+
+@exercise(
+    "02_fast_bpe.2",
+    "Write changes(tokens, pair, new): each pair whose count a merge changes, and by how much.",
+    "only pairs that touch the merged places change, so a trainer need not count again",
+)
+def _pair_changes(
+    answer: Callable[[list[int], tuple[int, int], int], Mapping[tuple[int, int], int]],
+) -> str | None:
+    rng = random.Random(6)
+    texts = ["xaby", "abab", "aaaa", "aaa", "xaaab", "xyz", "", "ab", "ababab", "xabxab"]
+    texts += ["".join(rng.choices("abx", k=10)) for _ in range(60)]
+    for text in texts:
+        for pair in ((97, 98), (97, 97)):
+            tokens = [ord(c) for c in text]
+            want, got = _changes(tokens, pair, 256), dict(answer(list(tokens), pair, 256))
+            if got == want:
+                continue
+            spelled = f"{text!r}, merging {chr(pair[0]) + chr(pair[1])!r}"
+            if {p: change for p, change in got.items() if change} == want:
+                return f"{spelled}: leave out the pairs whose count stays the same"
+            if got == {p: change for p, change in want.items() if 256 in p}:
+                return f"{spelled}: the new pairs are right; which old ones are gone?"
+            if got == {p: -change for p, change in want.items()}:
+                return f"{spelled}: the signs are the wrong way round: what is lost is negative"
+            return f"{spelled}: the changes are {want}, not {got}"
+    return None
