@@ -8,7 +8,14 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import pairwise
 
 from minillm.exercises import exercise
-from minillm.exercises.tokenizer import _longest_first, _merged, _ranks, _replaced
+from minillm.exercises.tokenizer import _longest_first, _merged, _replaced
+
+TOKENS = b"bc ab abc cd aa bcd aaaa abcdef de def cdef".split()
+
+
+def _ranks() -> dict[bytes, int]:
+    tokens = [*(bytes([byte]) for byte in range(256)), *TOKENS]
+    return {token: rank for rank, token in enumerate(tokens)}
 
 
 def _fewest(word: bytes, tokens: Collection[bytes]) -> int:

@@ -3,7 +3,7 @@
 from collections import Counter
 from itertools import pairwise
 
-from minillm.exercises.fast_bpe import _changes
+from minillm.exercises.fast_bpe import _changes, _ranks
 from minillm.exercises.tokenizer import _longest_first, _merged, _replaced
 
 
@@ -21,8 +21,6 @@ def one_by_one(word, _):
 
 
 def ranked(word, _):
-    from minillm.exercises.tokenizer import _ranks
-
     return _merged(word, _ranks())
 
 
