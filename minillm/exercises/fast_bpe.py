@@ -1,7 +1,8 @@
-"""Graders of the page 02_fast_bpe: the fewest tokens, and what a merge changes."""
+"""Graders of the page 02_fast_bpe: the fewest tokens, what a merge changes, a lazy heap."""
 
 from __future__ import annotations
 
+import heapq
 import random
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -82,4 +83,51 @@ def _pair_changes(
             if got == {p: -change for p, change in want.items()}:
                 return f"{spelled}: the signs are the wrong way round: what is lost is negative"
             return f"{spelled}: the changes are {want}, not {got}"
+    return None
+
+
+Entry = tuple[int, str]
+
+
+def _popped(heap: list[Entry], counts: Mapping[str, int]) -> str:
+    while True:
+        minus, pair = heapq.heappop(heap)
+        if -minus == counts.get(pair, 0) > 0:
+            return pair
+
+
+@exercise(
+    "02_fast_bpe.3",
+    "Write pop(heap, counts): how can you see that an entry of the heap is outdated?",
+    "outdated entries may stay in a heap, if each is compared with the count when it comes out",
+)
+def _pop(answer: Callable[[list[Entry], dict[str, int]], str]) -> str | None:
+    rng = random.Random(7)
+    for _ in range(30):
+        counts = {pair: rng.randint(1, 6) for pair in ("ab", "bc", "cd", "de")}
+        heap = [(-count, pair) for pair, count in counts.items()]
+        for _ in range(6):
+            pair = rng.choice(sorted(counts))
+            counts[pair] = max(0, counts[pair] - rng.randint(0, 3))
+            heap.append((-counts[pair], pair))
+        heapq.heapify(heap)
+        theirs, ours = list(heap), list(heap)
+        merged: set[str] = set()
+        left = {pair: count for pair, count in counts.items() if count > 0}
+        for _ in range(len(left)):
+            want, got = _popped(ours, left), answer(theirs, dict(counts))
+            if counts.get(got) == 0 and got not in merged:
+                return f"{got!r} is returned, although its count has fallen to 0"
+            if got != want:
+                if got not in left:
+                    return f"{got!r} is returned again: it has been merged, its count is 0"
+                if left[got] == left[want]:
+                    return f"{got!r} and {want!r} have the same count: the least goes first"
+                return (
+                    f"{got!r} is returned, which has the count {left[got]}; {want!r} has "
+                    f"{left[want]}: the entry that came out was outdated"
+                )
+            del left[got]
+            merged.add(got)
+            counts[got] = 0
     return None

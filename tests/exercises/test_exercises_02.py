@@ -5,6 +5,9 @@ import heapq
 from collections import Counter
 from itertools import pairwise
 
+import pytest
+
+from minillm.exercises import grade
 from minillm.exercises.tokenizer import (
     PIECES,
     _falling,
@@ -194,3 +197,9 @@ WRONG = [
     ("02.5", joined_by("\n"), "encode each text alone"),
     ("02.5", lambda tokenizer, texts: 3.0, "not 3.0000"),
 ]
+
+
+@pytest.mark.parametrize(("name", "answer"), ALSO_RIGHT)
+def test_other_right_answers_are_accepted(name, answer):
+    result = grade(name, answer)
+    assert result.status == "correct", result.message
