@@ -403,18 +403,6 @@ class BPETokenizer:
         return cls(hf_json.read_tiktoken(Path(path)), pattern, special_tokens)
 
 
-def find_merges(ranks: Mapping[bytes, int]) -> Iterator[tuple[bytes, list[bytes]]]:
-    """Each token of two bytes or more, in order, with the parts that lower ranks make of it.
-
-    Two parts are the merge that makes the token; more mean that no merge of two tokens does.
-    """
-    lower: dict[bytes, int] = {}
-    for token in sorted(ranks, key=ranks.__getitem__):
-        if len(token) > 1:
-            yield token, merge_word(token, lower)
-        lower[token] = ranks[token]
-
-
 class StreamDecoder:
     """Ids in, whole characters out: the bytes of an unfinished character wait for the rest."""
 
@@ -429,6 +417,18 @@ class StreamDecoder:
     def finish(self) -> str:
         """What is left at the end: U+FFFD for an unfinished character, else nothing."""
         return self._decoder.decode(b"", final=True)
+
+
+def find_merges(ranks: Mapping[bytes, int]) -> Iterator[tuple[bytes, list[bytes]]]:
+    """Each token of two bytes or more, in order, with the parts that lower ranks make of it.
+
+    Two parts are the merge that makes the token; more mean that no merge of two tokens does.
+    """
+    lower: dict[bytes, int] = {}
+    for token in sorted(ranks, key=ranks.__getitem__):
+        if len(token) > 1:
+            yield token, merge_word(token, lower)
+        lower[token] = ranks[token]
 
 
 if TYPE_CHECKING:

@@ -1,10 +1,10 @@
 """The tokenizer's files: tokenizer.json saved and loaded, tiktoken's ranks, other libraries.
 
 A file is written whole or not at all; what a file asks for and we lack is an error that names it.
-Explained in notebook 02.
+Explained in notebooks/deeper/02_tokenizer_files.
 """
 
-# Built from notebooks/02_tokenizer.ipynb: edit there, then make build.
+# Built from notebooks/deeper/02_tokenizer_files.ipynb: edit there, then make build.
 
 import base64
 import binascii

@@ -1,9 +1,9 @@
 """One very long word, merged in O(n log n): a million letters without a space take seconds.
 
-Explained in notebook 02. What `minillm.tokenizer.bpe.merge_word` says, it says.
+Explained in notebooks/deeper/02_fast_bpe. What `minillm.tokenizer.bpe.merge_word` says, it says.
 """
 
-# Built from notebooks/02_tokenizer.ipynb: edit there, then make build.
+# Built from notebooks/deeper/02_fast_bpe.ipynb: edit there, then make build.
 
 import heapq
 from collections.abc import Mapping

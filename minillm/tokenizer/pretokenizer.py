@@ -51,6 +51,12 @@ def well_formed(text: str) -> str:
     return text
 
 
+KEEP = 1000  # characters behind a cut, so that no special token straddles it
+
+_SPACE = re.compile(r" (?=\S)")
+
+_BORDER = regex.compile(r"(?r)(?<=[\p{L}\p{N}])(?=[^\p{L}\p{N}\p{M}])")  # (?r): from the end
+
 SECONDS_A_CHARACTER = 2e-5  # some forty times what a pattern needs that never goes back far
 
 
@@ -133,10 +139,3 @@ class PreTokenizer:
             if match.start() < cut < match.end():
                 return match.start()
         return cut
-
-
-KEEP = 1000  # characters behind a cut, so that no special token straddles it
-
-_SPACE = re.compile(r" (?=\S)")
-
-_BORDER = regex.compile(r"(?r)(?<=[\p{L}\p{N}])(?=[^\p{L}\p{N}\p{M}])")  # (?r): from the end

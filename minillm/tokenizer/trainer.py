@@ -1,9 +1,9 @@
 """Learning byte-pair merges: words are counted, and a merge touches only the places it changes.
 
-Explained in notebook 02. A merge costs as much as it occurs in distinct words.
+Explained in notebooks/deeper/02_fast_bpe. A merge costs as much as it occurs in distinct words.
 """
 
-# Built from notebooks/02_tokenizer.ipynb: edit there, then make build.
+# Built from notebooks/deeper/02_fast_bpe.ipynb: edit there, then make build.
 
 import heapq
 import re
