@@ -12,11 +12,12 @@ from minillm.exercises import Unsolved, exercise
 
 @exercise(
     "02_tokenizer_files.1",
-    "one entry per line; Python's own module for base64 undoes the spelling of a token",
+    "how many bits does a character carry, how many a byte? what may be left over at the end?",
     "base64 carries any bytes through a file of text, and the rank is all else that is needed",
 )
 def _read_ranks(answer: Callable[[list[bytes]], Mapping[bytes, int]]) -> str | None:
     ranks = {b"!": 0, b" the": 262, "\u4e2d".encode(): 5, b"\xe4\xb8": 70, b" \n": 7, b"a=": 8}
+    ranks |= {b"\xfb\xff": 9, b"    ": 300}  # the first needs + and /
     lines = [base64.b64encode(token) + b" %d\n" % rank for token, rank in ranks.items()]
     got = dict(answer(list(lines)))
     if got == ranks:
@@ -29,6 +30,12 @@ def _read_ranks(answer: Callable[[list[bytes]], Mapping[bytes, int]]) -> str | N
         return "the rank is the number in the line, not the number of the line"
     if {*map(type, got.values())} != {int}:
         return "a rank is a whole number (int)"
+    bytes_of = {rank: token for token, rank in ranks.items()}
+    longer = [len(token) - len(bytes_of.get(rank, token)) for token, rank in got.items()]
+    if max(longer, default=0) > 0:
+        return "a token is too long: = stands for no bits, and bits left over make no byte"
+    if min(longer, default=0) < 0:
+        return "a token is too short: count eight bits for each byte, across the characters"
     return f"the ranks should be {ranks}, not {got}"
 
 

@@ -2,6 +2,7 @@
 
 import base64
 import json
+import string
 
 from tokenizers import Tokenizer
 
@@ -14,6 +15,32 @@ from minillm.tokenizer.hf_json import spell, splits, to_json
 def read_ranks(lines):
     pairs = (line.split() for line in lines)
     return {base64.b64decode(token): int(rank) for token, rank in pairs}
+
+
+ALPHABET = string.ascii_uppercase + string.ascii_lowercase + string.digits + "+/"
+
+
+def by_bits(lines, keep=lambda spelled: spelled.rstrip("="), over=7):
+    """base64 without the module."""
+    ranks = {}
+    for line in lines:
+        spelled, rank = line.decode().split()
+        bits = "".join(f"{max(ALPHABET.find(c), 0):06b}" for c in keep(spelled))
+        token = bytes(int(bits[i : i + 8], 2) for i in range(0, len(bits) - over, 8))
+        ranks[token] = int(rank)
+    return ranks
+
+
+def with_the_rest(lines):
+    return by_bits(lines, over=0)
+
+
+def with_the_signs(lines):
+    return by_bits(lines, keep=str)
+
+
+def whole_groups(lines):
+    return by_bits(lines, keep=lambda spelled: spelled[: len(spelled.rstrip("=")) // 4 * 4])
 
 
 def as_text(lines):
@@ -97,6 +124,9 @@ WRONG = [
     ("02_tokenizer_files.1", as_text, "not text"),
     ("02_tokenizer_files.1", spelled, "still spelled in base64"),
     ("02_tokenizer_files.1", numbered, "not the number of the line"),
+    ("02_tokenizer_files.1", with_the_rest, "bits left over make no byte"),
+    ("02_tokenizer_files.1", with_the_signs, "= stands for no bits"),
+    ("02_tokenizer_files.1", whole_groups, "too short"),
     ("02_tokenizer_files.2", once, "the parts of the parts"),
     ("02_tokenizer_files.2", without_themselves, "must stay, too"),
     ("02_tokenizer_files.2", without_bytes, "single bytes belong"),
@@ -132,6 +162,7 @@ WRONG = [
 
 
 def test_a_second_right_answer_is_accepted():
+    assert grade("02_tokenizer_files.1", by_bits).status == "correct"
     assert grade("02_tokenizer_files.3", merges_by_hand).status == "correct"
 
 
