@@ -2,7 +2,7 @@
 
 A template is a program that came with somebody's file: it runs in Jinja's immutable sandbox, sees
 strings and lists, and may call `raise_exception`, `strftime_now` and the filter `tojson`. Written
-by hand; notebooks/deeper/02_tokenizer_files shows how a template works.
+by hand; notebooks/deeper/02_chat_templates shows how a template works.
 """
 
 from __future__ import annotations

@@ -46,7 +46,25 @@ __all__ = [
     "unspell",
 ]
 
-DIGEST = "minillm_sha256"  # in the model's part of our files; other readers pass over it
+
+def read_tiktoken(path: Path) -> dict[bytes, int]:
+    """Ranks from a file of lines "base64-of-the-bytes rank", as tiktoken and Llama 3 ship.
+
+    Raises: ValueError naming the first line that is damaged or whose rank does not rise.
+    """
+    ranks: dict[bytes, int] = {}
+    last = -1
+    for number, line in enumerate(path.read_bytes().splitlines(), 1):
+        try:
+            spelled, digits = line.split()
+            token, rank = base64.b64decode(spelled, validate=True), int(digits)
+        except (ValueError, binascii.Error):
+            raise ValueError(f"{path}, line {number} is damaged: {line[:60]!r}") from None
+        if rank <= last or token in ranks:
+            raise ValueError(f"{path}, line {number}: rank {rank} after {last}, token {token!r}")
+        ranks[token] = last = rank
+    return ranks
+
 
 _STAND_IN = bytes_to_unicode()
 
@@ -94,6 +112,9 @@ def check_merges(
             raise ValueError(f"{token!r} should be merged from {parts}, which is not listed")
         if len(parts) > 2 and not (whole_words and listed[token] == {*splits(token, ranks)}):
             raise ValueError(f"no merge makes the token {token!r}, and ignore_merges does not help")
+
+
+DIGEST = "minillm_sha256"  # in the model's part of our files; other readers pass over it
 
 
 def digest(content: Mapping[str, Any]) -> str:
@@ -186,29 +207,6 @@ def _begin_token(processor: Mapping[str, Any] | None) -> str | None:
     return before[0]["SpecialToken"]["id"] if before else None
 
 
-if TYPE_CHECKING:
-    from minillm.tokenizer.bpe import BPETokenizer
-
-NAMES = ("bos_token", "eos_token", "pad_token")
-
-_TEMPLATE = "chat_template.jinja"
-
-
-def save(tokenizer: "BPETokenizer", directory: Path) -> None:
-    """Write `tokenizer.json` and `tokenizer_config.json`, both whole or neither.
-
-    Raises: ValueError as `to_json`, before anything is written.
-    """
-    config = {name: getattr(tokenizer, name) for name in (*NAMES, "chat_template")}
-    config = {"tokenizer_class": "PreTrainedTokenizerFast", **config}
-    config = {key: value for key, value in config.items() if value is not None}
-    files = {"tokenizer_config.json": config, "tokenizer.json": to_json(tokenizer)}
-    with transaction(directory, remove=(_TEMPLATE,)) as staging:  # an older one would be read
-        for name, content in files.items():
-            text = json.dumps(content, ensure_ascii=False, indent=1)
-            (staging / name).write_text(text, encoding="utf-8")
-
-
 def to_json(tokenizer: "BPETokenizer") -> dict[str, Any]:
     """The content of `tokenizer.json`.
 
@@ -275,6 +273,29 @@ def _begin_template(tokenizer: "BPETokenizer") -> dict[str, Any]:
         "pair": [begin[0], text[0], begin[1], text[1]],
         "special_tokens": {name: {"id": name, "ids": [i], "tokens": [name]}},
     }
+
+
+if TYPE_CHECKING:
+    from minillm.tokenizer.bpe import BPETokenizer
+
+NAMES = ("bos_token", "eos_token", "pad_token")
+
+_TEMPLATE = "chat_template.jinja"
+
+
+def save(tokenizer: "BPETokenizer", directory: Path) -> None:
+    """Write `tokenizer.json` and `tokenizer_config.json`, both whole or neither.
+
+    Raises: ValueError as `to_json`, before anything is written.
+    """
+    config = {name: getattr(tokenizer, name) for name in (*NAMES, "chat_template")}
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", **config}
+    config = {key: value for key, value in config.items() if value is not None}
+    files = {"tokenizer_config.json": config, "tokenizer.json": to_json(tokenizer)}
+    with transaction(directory, remove=(_TEMPLATE,)) as staging:  # an older one would be read
+        for name, content in files.items():
+            text = json.dumps(content, ensure_ascii=False, indent=1)
+            (staging / name).write_text(text, encoding="utf-8")
 
 
 Test = tuple[Callable[[Any], bool], str]  # whether a value is fit, and what it should be
@@ -479,25 +500,6 @@ def load(path: Path) -> dict[str, Any]:
 def _content(token: Any) -> Any:
     """The spelling of a token that a config gives as a string or with its flags."""
     return token["content"] if isinstance(token, dict) else token
-
-
-def read_tiktoken(path: Path) -> dict[bytes, int]:
-    """Ranks from a file of lines "base64-of-the-bytes rank", as tiktoken and Llama 3 ship.
-
-    Raises: ValueError naming the first line that is damaged or whose rank does not rise.
-    """
-    ranks: dict[bytes, int] = {}
-    last = -1
-    for number, line in enumerate(path.read_bytes().splitlines(), 1):
-        try:
-            spelled, digits = line.split()
-            token, rank = base64.b64decode(spelled, validate=True), int(digits)
-        except (ValueError, binascii.Error):
-            raise ValueError(f"{path}, line {number} is damaged: {line[:60]!r}") from None
-        if rank <= last or token in ranks:
-            raise ValueError(f"{path}, line {number}: rank {rank} after {last}, token {token!r}")
-        ranks[token] = last = rank
-    return ranks
 
 
 if TYPE_CHECKING:

@@ -1,13 +1,46 @@
 """Planted wrong answers of the page 02_tokenizer_files, each with the sentence it must earn."""
 
 import base64
+import json
+import string
 
-from minillm.exercises.tokenizer_files import _closure
+from tokenizers import Tokenizer
+
+from minillm.exercises import grade
+from minillm.exercises.tokenizer_files import EFFECTS, _closure
+from minillm.tokenizer.bpe import BPETokenizer, find_merges
+from minillm.tokenizer.hf_json import spell, splits, to_json
 
 
 def read_ranks(lines):
     pairs = (line.split() for line in lines)
     return {base64.b64decode(token): int(rank) for token, rank in pairs}
+
+
+ALPHABET = string.ascii_uppercase + string.ascii_lowercase + string.digits + "+/"
+
+
+def by_bits(lines, keep=lambda spelled: spelled.rstrip("="), over=7):
+    """base64 without the module."""
+    ranks = {}
+    for line in lines:
+        spelled, rank = line.decode().split()
+        bits = "".join(f"{max(ALPHABET.find(c), 0):06b}" for c in keep(spelled))
+        token = bytes(int(bits[i : i + 8], 2) for i in range(0, len(bits) - over, 8))
+        ranks[token] = int(rank)
+    return ranks
+
+
+def with_the_rest(lines):
+    return by_bits(lines, over=0)
+
+
+def with_the_signs(lines):
+    return by_bits(lines, keep=str)
+
+
+def whole_groups(lines):
+    return by_bits(lines, keep=lambda spelled: spelled[: len(spelled.rstrip("=")) // 4 * 4])
 
 
 def as_text(lines):
@@ -34,13 +67,138 @@ def without_bytes(wanted, parts):
     return {token for token in _closure(wanted, parts) if len(token) > 1}
 
 
-RIGHT = {"02_tokenizer_files.1": read_ranks, "02_tokenizer_files.2": _closure}
+def merges_of(ranks):
+    return [tuple(parts) for _, parts in find_merges(ranks)]
+
+
+def merges_by_hand(ranks):
+    merges = []
+    for token in sorted(ranks, key=ranks.get)[256:]:
+        parts = [token[i : i + 1] for i in range(len(token))]
+        while len(parts) > 2:
+            joined = [parts[i] + parts[i + 1] for i in range(len(parts) - 1)]
+            i = min(range(len(joined)), key=lambda i: ranks.get(joined[i], 10**9))
+            parts[i : i + 2] = [joined[i]]
+        merges.append(parts)
+    return merges
+
+
+def longer(ranks):
+    return [token for token in sorted(ranks, key=ranks.get) if len(token) > 1]
+
+
+def first_split(ranks):
+    return [min(splits(token, ranks), key=lambda pair: len(pair[0])) for token in longer(ranks)]
+
+
+def longest_left(ranks):
+    return [max(splits(token, ranks), key=lambda pair: len(pair[0])) for token in longer(ranks)]
+
+
+def from_the_right(ranks):
+    backwards = {token[::-1]: rank for token, rank in ranks.items()}
+    return [(b[::-1], a[::-1]) for a, b in merges_of(backwards)]
+
+
+def own_rank_too(ranks):
+    return [(token,) for token in longer(ranks)]
+
+
+def all_splits(ranks):
+    return [pair for token in longer(ranks) for pair in splits(token, ranks)]
+
+
+def in_the_order_of_the_dictionary(ranks):
+    pairs = dict(zip(longer(ranks), merges_of(ranks), strict=True))
+    return [pairs[token] for token in ranks if token in pairs]
+
+
+RIGHT = {
+    "02_tokenizer_files.1": read_ranks,
+    "02_tokenizer_files.2": _closure,
+    "02_tokenizer_files.3": merges_of,
+    "02_tokenizer_files.4": EFFECTS,
+}
 
 WRONG = [
     ("02_tokenizer_files.1", as_text, "not text"),
     ("02_tokenizer_files.1", spelled, "still spelled in base64"),
     ("02_tokenizer_files.1", numbered, "not the number of the line"),
+    ("02_tokenizer_files.1", with_the_rest, "bits left over make no byte"),
+    ("02_tokenizer_files.1", with_the_signs, "= stands for no bits"),
+    ("02_tokenizer_files.1", whole_groups, "too short"),
     ("02_tokenizer_files.2", once, "the parts of the parts"),
     ("02_tokenizer_files.2", without_themselves, "must stay, too"),
     ("02_tokenizer_files.2", without_bytes, "single bytes belong"),
+    ("02_tokenizer_files.3", first_split, "the lowest rank first"),
+    ("02_tokenizer_files.3", longest_left, "wherever it stands"),
+    ("02_tokenizer_files.3", from_the_right, "the one on the left"),
+    ("02_tokenizer_files.3", own_rank_too, "use only the lower ranks"),
+    ("02_tokenizer_files.3", all_splits, "one pair for each token"),
+    ("02_tokenizer_files.3", in_the_order_of_the_dictionary, "not in the order of ranks"),
+    ("02_tokenizer_files.3", lambda ranks: merges_of(ranks)[:-1], "one pair for each token"),
+    (
+        "02_tokenizer_files.3",
+        lambda ranks: [(spell(a), spell(b)) for a, b in merges_of(ranks)],
+        "not spelled as text",
+    ),
+    ("02_tokenizer_files.3", longer, "a pair of bytes"),
+    ("02_tokenizer_files.3", lambda ranks: dict(merges_of(ranks)), "not a dict"),
+    ("02_tokenizer_files.4", {**EFFECTS, "the decoder is removed": "other"}, "which way"),
+    (
+        "02_tokenizer_files.4",
+        {**EFFECTS, "use_regex is left out of ByteLevel": "other"},
+        "once more",
+    ),
+    (
+        "02_tokenizer_files.4",
+        {**EFFECTS, "truncation to 3 tokens is switched on": "same"},
+        "how many tokens",
+    ),
+    ("02_tokenizer_files.4", {**EFFECTS, "the decoder is removed": True}, 'write "same"'),
+    ("02_tokenizer_files.4", {**EFFECTS, "the decoder is removed": ...}, "not filled in"),
+    ("02_tokenizer_files.4", ["same"] * 8, "a dictionary"),
 ]
+
+
+def test_a_second_right_answer_is_accepted():
+    assert grade("02_tokenizer_files.1", by_bits).status == "correct"
+    assert grade("02_tokenizer_files.3", merges_by_hand).status == "correct"
+
+
+def test_the_effects_are_those_of_the_library():
+    """Each change of 02_tokenizer_files.4, made, and read by `tokenizers`."""
+    sentence = "The fox laughed 2024 times."
+    text = "the fox laughed. The hen laughed. In 2024 there are times and foxes, queens. " * 9
+    tokenizer = BPETokenizer.train(text, 330, special_tokens=["<s>"], ties="lowest_ids")
+    ours = to_json(tokenizer)
+    want = Tokenizer.from_str(json.dumps(ours)).encode(sentence)
+    found = {}
+    for change in EFFECTS:
+        content = json.loads(json.dumps(ours))
+        model, level = content["model"], content["pre_tokenizer"]["pretokenizers"][1]
+        if "decoder" in change:
+            content["decoder"] = None
+        elif "h e" in change:
+            model["merges"].remove(["h", "e"])
+        elif "does not need" in change:
+            unused = next(m for m in model["merges"][::-1] if "".join(m) not in want.tokens)
+            model["merges"].remove(unused)
+        elif "exchange" in change:
+            one, two = want.tokens[:2]
+            model["vocab"][one], model["vocab"][two] = model["vocab"][two], model["vocab"][one]
+        elif "use_regex" in change:
+            del level["use_regex"]
+        elif "add_prefix_space" in change:
+            level["add_prefix_space"] = True
+        elif "truncation" in change:
+            content["truncation"] = {"max_length": 3, "stride": 0}
+            content["truncation"] |= {"strategy": "LongestFirst", "direction": "Right"}
+        elif "post_processor" in change:
+            begun = BPETokenizer(
+                tokenizer.ranks, tokenizer.pattern, tokenizer.special_tokens, add_bos=True
+            )
+            content["post_processor"] = to_json(begun)["post_processor"]
+        ids = Tokenizer.from_str(json.dumps(content)).encode(sentence).ids
+        found[change] = "same" if ids == want.ids else "other"
+    assert found == EFFECTS

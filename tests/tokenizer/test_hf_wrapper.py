@@ -4,6 +4,7 @@ import json
 import pickle
 import subprocess
 import sys
+import time
 
 import pytest
 import torch
@@ -19,6 +20,7 @@ from minillm.generation.decoding import StoppingCriteria, stream_text
 from minillm.model import CausalLM
 from minillm.pretrained.load import from_pretrained, save_pretrained
 from minillm.tokenizer.bpe import BPETokenizer
+from minillm.tokenizer.hf_json import DIGEST
 from minillm.tokenizer.hf_wrapper import WrappedTokenizer, load_tokenizer
 from minillm.tokenizer.pretokenizer import GPT4_PATTERN
 
@@ -382,6 +384,24 @@ def test_damaged_files_and_decoders_that_we_cannot_follow(tmp_path):
     beside.write_text("{")
     with pytest.raises(ValueError, match=r"tokenizer_config\.json"):
         load_tokenizer(tmp_path)
+
+
+@pytest.mark.parametrize("pattern", ["(a+)+$", "(?:a|aa)+$|."])
+def test_a_pattern_that_takes_forever_is_stopped(pattern, tmp_path):
+    """By the library, after a count of retries: a panic, which has to become an error."""
+    BPETokenizer.train("one fish two fish", 260).save(tmp_path)
+    path = tmp_path / "tokenizer.json"
+    content = json.loads(path.read_text(encoding="utf-8"))
+    del content["model"][DIGEST]
+    content["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"] = pattern
+    path.write_text(json.dumps(content), encoding="utf-8")
+    found = WrappedTokenizer.load(tmp_path)
+    assert len(found.encode("aaaa!")) == 5
+    start = time.process_time()
+    for encode in (found.encode, found.encode_ordinary):
+        with pytest.raises(ValueError, match=r"the library tokenizers gave up: .*retry-limit"):
+            encode("a" * 41 + "!")
+    assert time.process_time() - start < 60  # against hanging: without a limit it takes hours
 
 
 def test_a_named_token_is_special_though_the_file_does_not_say_so(tmp_path):
