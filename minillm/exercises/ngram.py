@@ -1,10 +1,9 @@
-"""Graders of notebook 01: perplexity, add-k, Kneser-Ney's unigram, segmentation with bigrams."""
+"""Graders of notebook 01: perplexity, add-k, Kneser-Ney's unigram."""
 
 from __future__ import annotations
 
 import math
-import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 from minillm.exercises import exercise
 
@@ -72,46 +71,4 @@ def continuation(answer: Callable[..., float]) -> str | None:
         if _close(value, sum(second == word for _, second in different) / len(PAIRS)):
             return "divide by the number of different pairs, not of all pairs"
         return f"for {word!r} the share is {wanted:.4f}, you return {value:.4f}"
-    return None
-
-
-def _cuts(text: str, previous: str, table: dict[tuple[str, str], float]) -> Iterator[list[str]]:
-    if not text:
-        yield []
-    for size in range(1, len(text) + 1):
-        if (previous, text[:size]) in table:
-            for rest in _cuts(text[size:], text[:size], table):
-                yield [text[:size], *rest]
-
-
-def _prob(words: list[str], table: dict[tuple[str, str], float]) -> float:
-    return math.prod(table[pair] for pair in zip(["<s>", *words], words, strict=False))
-
-
-@exercise(
-    "01.4", "return the words of the most probable cut, given the probability of each pair of words"
-)
-def segment(answer: Callable[..., list[str]]) -> str | None:
-    rng = random.Random(4)
-    words = ["a", "b", "ab", "ba", "aab", "bb"]
-    for _ in range(40):
-        table = {(x, y): rng.uniform(0.01, 1) for x in ["<s>", *words] for y in words}
-        table = {
-            pair: p for pair, p in table.items() if rng.random() < 0.9 or pair[1] in ("a", "b")
-        }
-        text = "".join(rng.choice("ab") for _ in range(rng.randint(1, 8)))
-        best = max(_cuts(text, "<s>", table), key=lambda cut: _prob(cut, table))
-        found = list(answer(text, dict(table)))
-        if "".join(found) != text:
-            return f"your words {found} do not give back {text!r}"
-        if not all(pair in table for pair in zip(["<s>", *found], found, strict=False)):
-            return f"your cut {found} of {text!r} uses a pair that is not in the table"
-        if not _close(_prob(found, table), _prob(best, table)):
-            return (
-                f"your cut {found} of {text!r} is less probable than {best}: "
-                "keep the best path for every last word, not only for every place"
-            )
-    ones = {(x, y): 0.5 for x in ("<s>", "a", "aa") for y in ("a", "aa")}
-    if len(answer("a" * 3000, ones)) != 1500:
-        return "a text of 3000 letters a, all pairs 1/2, should give 1500 words 'aa'"
     return None

@@ -17,60 +17,11 @@ def continuation_prob(token, pairs):
     return sum(second == token for _, second in different) / len(different)
 
 
-def segment_with_bigrams(text, probs):
-    words = {word for _, word in probs}
-    best = [
-        {} for _ in range(len(text) + 1)
-    ]  # place -> last word -> (log-probability, its word before)
-    best[0] = {"<s>": (0.0, None)}
-    for end in range(1, len(text) + 1):
-        for word in words:
-            start = end - len(word)
-            if start < 0 or text[start:end] != word:
-                continue
-            ways = [
-                (score + math.log(probs[last, word]), last)
-                for last, (score, _) in best[start].items()
-                if (last, word) in probs
-            ]
-            if ways:
-                best[end][word] = max(ways)
-    cut, end = [], len(text)
-    word = max(best[end], key=best[end].get)
-    while word != "<s>":
-        cut.append(word)
-        word, end = best[end][word][1], end - len(word)
-    return cut[::-1]
-
-
 RIGHT = {
     "01.1": perplexity,
     "01.2": add_k_prob,
     "01.3": continuation_prob,
-    "01.4": segment_with_bigrams,
 }
-
-
-def longest_first(text, probs):
-    words, cut = {word for _, word in probs}, []
-    while text:
-        cut.append(max((w for w in words if text.startswith(w)), key=len))
-        text = text[len(cut[-1]) :]
-    return cut
-
-
-def best_per_place(text, probs):
-    """Viterbi that keeps one path a place, as if the last word did not matter."""
-    best = [(0.0, [])] + [(-math.inf, [])] * len(text)
-    for end in range(1, len(text) + 1):
-        for word in {word for _, word in probs}:
-            start = end - len(word)
-            if start >= 0 and text[start:end] == word:
-                score, cut = best[start]
-                p = probs.get(((["<s>", *cut])[-1], word), 0)
-                if p and score + math.log(p) > best[end][0]:
-                    best[end] = score + math.log(p), [*cut, word]
-    return best[-1][1]
 
 
 def unsmoothed(token, context, pairs, vocabulary, k):
@@ -104,8 +55,4 @@ WRONG = [
     ("01.3", occurrences, "how often"),
     ("01.3", half_different, "different pairs, not of all"),
     ("01.3", lambda token, pairs: 0.3, "the share is"),
-    ("01.4", lambda text, probs: [text], "not in the table"),
-    ("01.4", lambda text, probs: [text[:-1]], "do not give back"),
-    ("01.4", best_per_place, "for every last word"),
-    ("01.4", lambda text, probs: list(text), "for every last word"),
 ]
