@@ -12,7 +12,7 @@ __version__ = "0.1.0"
 
 _PUBLIC = {
     "stories.language": ["StoryLanguage"],
-    "ngram": ["NGramModel", "bits_per_byte", "viterbi_segment"],
+    "ngram": ["NGramModel", "bits_per_byte"],
     "tokenizer.bpe": ["BPETokenizer"],
     "nn.multihead": ["MultiHeadAttention"],
     "nn.mla": ["MultiHeadLatentAttention"],
@@ -21,7 +21,7 @@ _PUBLIC = {
     "nn.layers": ["ACTIVATIONS", "GatedMLP", "LayerNorm", "MLP", "RMSNorm"],
     "cache.base": ["KVCache", "make_cache"],
     "generation.sampling": ["GREEDY", "Sampler"],
-    "generation.search": ["beam_search"],
+    "generation.search": ["beam_search", "viterbi_segment"],
     "training.optim": ["AdamW", "cosine_schedule"],
     "training.data": ["TokenDataset", "WindowBatches", "get_batch"],
     "training.documents": ["DocumentBatches", "FileDocuments", "StoryDocuments"],

@@ -10,7 +10,7 @@ import math
 import random
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Self
 
 __all__ = [
@@ -24,7 +24,6 @@ __all__ = [
     "count_ngrams",
     "discounted",
     "estimate_discounts",
-    "viterbi_segment",
     "word_pieces",
 ]
 
@@ -215,28 +214,3 @@ class NGramModel:
 def bits_per_byte(nats: float, num_bytes: int) -> float:
     """A text's nats in bits, shared among its UTF-8 bytes: comparable across tokenizations."""
     return nats / math.log(2) / num_bytes
-
-
-def viterbi_segment(text: str, word_probs: Mapping[str, float]) -> list[str]:
-    """The most probable way to cut `text` into words, each drawn by itself from `word_probs`.
-
-    A character that no word covers stands alone, at a thousandth of the rarest word's chance.
-    Raises: ValueError if a probability is not positive.
-    """
-    if any(p <= 0 for p in word_probs.values()):
-        raise ValueError(f"probabilities must be positive, not {min(word_probs.values())}")
-    longest = max(map(len, word_probs), default=1)
-    rare = math.log(min(word_probs.values(), default=1.0) / 1000)
-    best = [0.0] + [-math.inf] * len(text)  # log-probability of the best path to each position
-    start = [0] * (len(text) + 1)
-    for end in range(1, len(text) + 1):
-        for i in range(max(0, end - longest), end):
-            word = text[i:end]
-            score = math.log(word_probs[word]) if word in word_probs else rare
-            if (word in word_probs or end - i == 1) and best[i] + score > best[end]:
-                best[end], start[end] = best[i] + score, i
-    words, end = [], len(text)
-    while end:
-        words.append(text[start[end] : end])
-        end = start[end]
-    return words[::-1]

@@ -21,7 +21,6 @@ from minillm.ngram import (
     continuation_counts,
     count_ngrams,
     estimate_discounts,
-    viterbi_segment,
     word_pieces,
 )
 from minillm.stories.language import StoryLanguage
@@ -266,35 +265,3 @@ def test_unfitted_model():
 def test_cross_entropy_of_nothing():
     with pytest.raises(ValueError, match="no sentences"):
         NGramModel(2).fit(SEQUENCES).cross_entropy([])
-
-
-def brute_force(text, probs):
-    if not text:
-        return [[]]
-    return [
-        [text[:i], *r]
-        for i in range(1, len(text) + 1)
-        if text[:i] in probs
-        for r in brute_force(text[i:], probs)
-    ]
-
-
-def test_viterbi_against_brute_force():
-    rng = random.Random(0)
-    for _ in range(200):
-        words = ["a", "b", *{"".join(rng.choices("ab", k=rng.randint(2, 4))) for _ in range(6)}]
-        probs = {word: rng.uniform(0.01, 1) for word in words}
-        text = "".join(rng.choices("ab", k=rng.randint(0, 10)))
-        found = viterbi_segment(text, probs)
-        best = max(math.prod(probs[w] for w in cut) for cut in brute_force(text, probs))
-        assert "".join(found) == text and math.isclose(math.prod(probs[w] for w in found), best)
-
-
-def test_viterbi_on_chinese_and_on_the_unknown():
-    probs = {"研究": 0.3, "研究生": 0.15, "生命": 0.25, "命": 0.02, "的": 0.2, "起源": 0.08}
-    assert viterbi_segment("研究生命的起源", probs) == ["研究", "生命", "的", "起源"]
-    assert viterbi_segment("研究X生命", probs) == ["研究", "X", "生命"]
-    assert viterbi_segment("", probs) == [] and viterbi_segment("ab", {}) == ["a", "b"]
-    assert len(viterbi_segment("研究" * 5000, probs)) == 5000
-    with pytest.raises(ValueError, match="positive"):
-        viterbi_segment("a", {"a": 0.0})

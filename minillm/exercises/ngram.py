@@ -1,12 +1,18 @@
-"""Graders of notebook 01: perplexity, add-k, Kneser-Ney's unigram, segmentation with bigrams."""
+"""Graders of notebook 01: entropy and floor, add-k, predictions, a repair, a longer memory."""
 
 from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Sequence
+from functools import cache
+from itertools import pairwise
+from typing import Any
 
-from minillm.exercises import exercise
+from minillm.exercises import Unsolved, exercise
+from minillm.ngram import BEGIN, END, NGramModel, bits_per_byte, word_pieces
+from minillm.stories.language import StoryLanguage
 
 PAIRS = [*[("San", "Francisco")] * 3, ("a", "kite"), ("the", "kite"), ("a", "drum")]
 WORDS = {"San", "Francisco", "a", "the", "kite", "drum"}
@@ -16,40 +22,78 @@ def _close(value: float, wanted: float) -> bool:
     return math.isclose(float(value), wanted, rel_tol=1e-9, abs_tol=1e-12)
 
 
-@exercise("01.1", "return the perplexity, e to the average negative log-probability per token")
-def perplexity(answer: Callable[[list[float]], float]) -> str | None:
-    for log_probs in (
-        [math.log(1 / 8)] * 5,
-        [math.log(0.5), math.log(0.125)],
-        [-700.0, -800.0, 0.0],
-    ):
-        average = -sum(log_probs) / len(log_probs)
-        value, wanted = answer(list(log_probs)), math.exp(average)
-        if _close(value, wanted):
+@exercise(
+    "01.1",
+    "weigh each text by how often it is said; what is an average of bits, what one of bytes?",
+    "entropy is the mean surprise; the floor divides mean bits by mean bytes",
+)
+def entropy_and_floor(answer: Callable[[dict[str, float]], Sequence[float]]) -> str | None:
+    languages = [
+        {"heads": 0.5, "tails": 0.5},
+        {"yes": 0.75, "perhaps not": 0.25},
+        {"小鹿走了。": 0.5, "The deer left.": 0.125, "It slept.": 0.25, "Nobody came.": 0.125},
+        {"always": 1.0, "never": 0.0},
+    ]
+    for language in languages:
+        try:
+            found = answer(dict(language))
+        except ValueError as error:
+            if "domain" not in str(error):
+                raise
+            return "a text of probability 0 never comes: it adds nothing, and has no logarithm"
+        if not isinstance(found, tuple | list) or len(found) != 2:
+            return "return two numbers: bits a sentence and bits per byte"
+        bits, floor = map(float, found)
+        said = {text: p for text, p in language.items() if p}
+        wanted = -sum(p * math.log2(p) for p in said.values())
+        size = sum(p * len(text.encode()) for text, p in said.items())
+        if not _close(bits, wanted):
+            if _close(bits, wanted * math.log(2)):
+                return "these are nats: the logarithm to base 2 gives bits"
+            if _close(bits, -wanted):
+                return "the sign is the wrong way round: a surprise is never negative"
+            if _close(bits, -sum(math.log2(p) for p in said.values()) / len(said)):
+                return "each text counts as often as it is said, not once"
+            if _close(bits, -sum(math.log2(p) for p in said.values())):
+                return "each text counts as often as it is said: weigh its surprise by p"
+            return f"the entropy of {language} is {wanted:.4f} bits, you return {bits:.4f}"
+        if _close(floor, wanted / size):
             continue
-        if _close(value, average):
-            return "you return the cross-entropy; perplexity is e to that power"
-        if _close(value, math.exp(-average)):
-            return "your sign is the wrong way round: a perplexity is never below 1"
-        if average < 300 and _close(value, math.exp(average * len(log_probs))):
-            return "you forgot to average over the tokens, so longer texts look worse"
-        if _close(value, 2**average):
-            return "the log-probabilities are natural, so the base is e, not 2"
-        return f"for log-probabilities {log_probs} you return {value:.6g}, not {wanted:.6g}"
+        if _close(floor, wanted / sum(p * len(text) for text, p in said.items())):
+            return "you divide by characters; in UTF-8 a Chinese character has three bytes"
+        if _close(floor, -sum(p * math.log2(p) / len(t.encode()) for t, p in said.items())):
+            return "a mean of ratios: take the mean bits and the mean bytes, then divide once"
+        if _close(floor, wanted / sum(len(text.encode()) for text in language)):
+            return "the bytes are an average too: weigh each text's bytes by p"
+        if _close(floor, wanted / (sum(len(t.encode()) for t in language) / len(language))):
+            return "the bytes are an average over what is said: weigh each text's bytes by p"
+        return f"the floor of {language} is {wanted / size:.4f}, you return {floor:.4f}"
     return None
 
 
-@exercise("01.2", "return (N(context, token) + k) / (N(context) + k times the vocabulary's size)")
+@exercise(
+    "01.2",
+    "every count grows by k; what must the sum of a context's counts grow by?",
+    "add-k is a share of counts that are all k larger, so an unseen context treats all alike",
+)
 def add_k(answer: Callable[..., float]) -> str | None:
     for k in (1.0, 0.25):
         for context in ("a", "San", "never"):
-            probs = {w: answer(w, context, list(PAIRS), set(WORDS), k) for w in sorted(WORDS)}
+            try:
+                probs = {w: answer(w, context, list(PAIRS), set(WORDS), k) for w in sorted(WORDS)}
+            except ZeroDivisionError:
+                return f"after {context!r} nothing was counted: the k's are all there is to share"
+            seen = sum(first == context for first, _ in PAIRS)
+            if all(
+                _close(p, (PAIRS.count((context, w)) + k) / (len(PAIRS) + k * len(WORDS)))
+                for w, p in probs.items()
+            ):
+                return "divide by how often the context came, not by the number of all pairs"
             total = sum(probs.values())
             if not _close(total, 1):
                 return (
                     f"the probabilities after {context!r} with k = {k} sum to {total:.4g}, not to 1"
                 )
-            seen = sum(first == context for first, _ in PAIRS)
             for word, value in probs.items():
                 wanted = (PAIRS.count((context, word)) + k) / (seen + k * len(WORDS))
                 if not _close(value, wanted):
@@ -59,59 +103,177 @@ def add_k(answer: Callable[..., float]) -> str | None:
     return None
 
 
-@exercise("01.3", "return the share of the different pairs that end in the token")
-def continuation(answer: Callable[..., float]) -> str | None:
-    different = set(PAIRS)
-    for word in ("Francisco", "kite", "drum", "San"):
-        value = answer(word, list(PAIRS))
-        wanted = sum(second == word for _, second in different) / len(different)
-        if _close(value, wanted):
-            continue
-        if _close(value, sum(second == word for _, second in PAIRS) / len(PAIRS)):
-            return f"you count how often {word!r} occurs; count after how many different words"
-        if _close(value, sum(second == word for _, second in different) / len(PAIRS)):
-            return "divide by the number of different pairs, not of all pairs"
-        return f"for {word!r} the share is {wanted:.4f}, you return {value:.4f}"
-    return None
-
-
-def _cuts(text: str, previous: str, table: dict[tuple[str, str], float]) -> Iterator[list[str]]:
-    if not text:
-        yield []
-    for size in range(1, len(text) + 1):
-        if (previous, text[:size]) in table:
-            for rest in _cuts(text[size:], text[:size], table):
-                yield [text[:size], *rest]
-
-
-def _prob(words: list[str], table: dict[tuple[str, str], float]) -> float:
-    return math.prod(table[pair] for pair in zip(["<s>", *words], words, strict=False))
+PREDICTIONS: dict[str, tuple[float, str]] = {
+    "surprise of 'Tom lost his drum and cried', in bits": (
+        4,
+        "its probability is 1/16, and a surprise counts halvings",
+    ),
+    "probability of 'Mia found his kite' in the perfect bigram model": (
+        1 / 16,
+        "multiply along its path in the picture of the Markov chain",
+    ),
+    "surprise of 'Mia found her kite' in the perfect bigram model, in bits": (
+        4,
+        "one bit for each choice that the model believes to be open, her or his among them",
+    ),
+    "cross-entropy of the perfect 5-gram model, in bits a sentence": (
+        3.25,
+        "how many words back must one look in this language, and what is the floor?",
+    ),
+    "entropy with four children instead of two, all equally frequent, in bits": (
+        4.25,
+        "only the choice of who changes: from one among two to one among four",
+    ),
+    "perplexity of a model that gives each of 50 tokens probability 1/50": (
+        50,
+        "among how many equally likely tokens is it unsure?",
+    ),
+    "bits of a text with one pair never heard, maximum likelihood": (
+        math.inf,
+        "one factor is 0; what is the surprise of that?",
+    ),
+}
 
 
 @exercise(
-    "01.4", "return the words of the most probable cut, given the probability of each pair of words"
+    "01.3",
+    "fill in the seven numbers before you compute any of them",
+    "what a model has forgotten it must guess, and each guess between two costs a bit",
 )
-def segment(answer: Callable[..., list[str]]) -> str | None:
-    rng = random.Random(4)
-    words = ["a", "b", "ab", "ba", "aab", "bb"]
-    for _ in range(40):
-        table = {(x, y): rng.uniform(0.01, 1) for x in ["<s>", *words] for y in words}
-        table = {
-            pair: p for pair, p in table.items() if rng.random() < 0.9 or pair[1] in ("a", "b")
-        }
-        text = "".join(rng.choice("ab") for _ in range(rng.randint(1, 8)))
-        best = max(_cuts(text, "<s>", table), key=lambda cut: _prob(cut, table))
-        found = list(answer(text, dict(table)))
-        if "".join(found) != text:
-            return f"your words {found} do not give back {text!r}"
-        if not all(pair in table for pair in zip(["<s>", *found], found, strict=False)):
-            return f"your cut {found} of {text!r} uses a pair that is not in the table"
-        if not _close(_prob(found, table), _prob(best, table)):
+def predictions(answer: Any) -> str | None:
+    answer = answer() if callable(answer) else answer
+    if not isinstance(answer, dict) or answer.keys() != PREDICTIONS.keys():
+        return "the answer is a dictionary with the seven questions as keys, as it was given"
+    if all(value is ... for value in answer.values()):
+        raise Unsolved
+    for question, value in answer.items():
+        if value is ...:
+            return f"not filled in yet: {question}"
+        if not isinstance(value, int | float):
+            return f"a number is asked, not {value!r}: {question}"
+    wrong = [q for q, (value, _) in PREDICTIONS.items() if abs(answer[q] - value) > 0.005]
+    wrong += [q for q in PREDICTIONS if math.isinf(PREDICTIONS[q][0]) and answer[q] != math.inf]
+    if not wrong:
+        return None
+    done = len(PREDICTIONS) - len(set(wrong))
+    return f"right so far: {done} of 7; look again: {wrong[0]}: {PREDICTIONS[wrong[0]][1]}"
+
+
+def _counts(sentences: Sequence[str]) -> dict[str, Counter]:
+    after: dict[str, Counter] = {}
+    for sentence in sentences:
+        for before, token in pairwise([BEGIN, *sentence.split(), END]):
+            after.setdefault(before, Counter())[token] += 1
+    return after
+
+
+def _bigram(sentence: str, after: dict[str, Counter], *, end: bool = True) -> list[float]:
+    tokens = [BEGIN, *sentence.split(), END][: None if end else -1]
+    rows = [(after.get(a, Counter()), b) for a, b in pairwise(tokens)]
+    return [row[b] / row.total() if row else 0.0 for row, b in rows]
+
+
+@exercise(
+    "01.4",
+    "compare it with `Bigram` above: on a short sentence, on an unseen pair, on a long one",
+    "the end is a token, a share is taken of its context, and logarithms are added",
+)
+def repaired(answer: Callable[[str, dict[str, Counter]], float]) -> str | None:
+    sentences = ["Mia found her drum", "Tom lost his drum and cried", "Mia lost her kite"]
+    after = _counts(sentences)
+
+    def ask(sentence: str, counts: dict[str, Counter]) -> float:
+        copied = {word: Counter(row) for word, row in counts.items()}
+        value = float(answer(sentence, copied))
+        if copied != counts:
+            raise RuntimeError("it changed the counts")
+        return value
+
+    for sentence in sentences:
+        found, factors = ask(sentence, after), _bigram(sentence, after)
+        if _close(found, sum(map(math.log, factors))):
+            continue
+        if _close(found, sum(map(math.log, _bigram(sentence, after, end=False)))):
+            return "the end of the sentence is a token too, and it is missing"
+        if _close(found, math.prod(factors)):
+            return "this is the probability; its logarithm was asked"
+        pairs = sum(row.total() for row in after.values())
+        tokens = [BEGIN, *sentence.split(), END]
+        for taken in (list(pairwise(tokens)), list(pairwise(tokens))[:-1]):
+            if _close(found, sum(math.log(after[a][b] / pairs) for a, b in taken)):
+                return "divide by how often the word before came, not by the number of all pairs"
+        return f"log p({sentence}) is {sum(map(math.log, factors)):.4f}, you return {found:.4f}"
+    for sentence in ("Mia cried", "Mia lost her mind", "Ann lost her kite"):
+        try:
+            found = ask(sentence, after)
+        except (KeyError, ValueError, ZeroDivisionError) as error:
             return (
-                f"your cut {found} of {text!r} is less probable than {best}: "
-                "keep the best path for every last word, not only for every place"
+                f"{sentence!r} has a pair that was never seen: return -inf "
+                f"(yours raised {type(error).__name__})"
             )
-    ones = {(x, y): 0.5 for x in ("<s>", "a", "aa") for y in ("a", "aa")}
-    if len(answer("a" * 3000, ones)) != 1500:
-        return "a text of 3000 letters a, all pairs 1/2, should give 1500 words 'aa'"
+        if found != -math.inf:
+            return f"{sentence!r} has a pair that was never seen: -inf, not {found:.4f}"
+    long = _counts([" ".join(["tick", "tock"] * 5), "tick tick", "tock tock"])
+    text = " ".join(random.Random(0).choices(["tick", "tock"], k=3000))
+    wanted = sum(map(math.log, _bigram(text, long)))
+    try:
+        found = ask(text, long)
+    except ValueError:
+        found = -math.inf
+    if not _close(found, wanted):
+        return (
+            f"of a sentence of 3000 words log p is {wanted:.1f}, you return {found}: "
+            "what becomes of a product of 3000 factors?"
+        )
+    return None
+
+
+@cache
+def _stories() -> tuple[NGramModel, list[list[str]], int]:
+    english = StoryLanguage("en")
+    model = NGramModel(4, smoothing="kneser_ney").fit(english.corpus(100, seed=5))
+    held_out = english.corpus(8, seed=6)
+    pieces = [[BEGIN, *word_pieces(text), END] for text in held_out]
+    return model, pieces, sum(len(text.encode()) for text in held_out)
+
+
+def _inside(model: NGramModel, pieces: list[list[str]]) -> list[tuple[int, int]]:
+    """Places (story, index) whose token is in the vocabulary."""
+    return [
+        (s, i) for s, p in enumerate(pieces) for i in range(1, len(p)) if p[i] in model.vocabulary
+    ]
+
+
+@exercise(
+    "01.5",
+    "which tokens cost the n-gram model most although the story has said them before?",
+    "a look at everything so far beats counting short contexts: the idea of attention",
+)
+def remembering(answer: Callable[[str, list[str], NGramModel], float]) -> str | None:
+    model, pieces, num_bytes = _stories()
+    for story, i in ((0, 1), (0, 40), (1, 75), (2, 120)):
+        so_far = pieces[story][:i]
+        probs = [float(answer(token, list(so_far), model)) for token in model.vocabulary]
+        if min(probs) < 0:
+            return f"a probability is negative: {min(probs):.4g}, after {i} tokens"
+        if not math.isclose(total := sum(probs), 1, rel_tol=1e-6):
+            return (
+                f"after {i} tokens of a story your probabilities sum to {total:.4f} over the "
+                "vocabulary, not to 1: what one token gains another must lose"
+            )
+    yours = plain = 0.0
+    for story, i in _inside(model, pieces):
+        so_far, token = pieces[story][:i], pieces[story][i]
+        p = float(answer(token, list(so_far), model))
+        if not 0 < p <= 1 + 1e-9:
+            return f"you give {token!r} after {so_far[-3:]} probability {p:.4g}"
+        yours -= math.log(p)
+        plain -= math.log(model.prob(token, so_far))
+    share = yours / plain
+    both = [bits_per_byte(nats, num_bytes) for nats in (yours, plain)]
+    numbers = f"{both[0]:.4f} bits per byte, the plain model has {both[1]:.4f}"
+    if share > 1 + 1e-9:
+        return f"worse than the model alone: {numbers}"
+    if share > 0.98:
+        return f"not yet 2% better: {numbers}"
     return None

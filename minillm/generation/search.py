@@ -1,12 +1,12 @@
-"""Searching for the best sequence: beam search, and exhaustive search to check it by.
+"""Searching for the best sequence: the best cut of a text, beam search, and exhaustive search.
 
-Explained in notebooks/08_sampling.ipynb.
+Explained in notebooks/deeper/08_best_path.ipynb.
 """
 
-# Built from notebooks/08_sampling.ipynb: edit there, then make build.
+# Built from notebooks/deeper/08_best_path.ipynb: edit there, then make build.
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -14,7 +14,33 @@ from torch import Tensor
 
 from minillm.generation.sampling import end_ids, enforce_min_new_tokens, to_float64
 
-__all__ = ["Hypothesis", "Step", "beam_search", "exhaustive_search"]
+__all__ = ["Hypothesis", "Step", "beam_search", "exhaustive_search", "viterbi_segment"]
+
+
+def viterbi_segment(text: str, word_probs: Mapping[str, float]) -> list[str]:
+    """The most probable way to cut `text` into words, each drawn by itself from `word_probs`.
+
+    A character that no word covers stands alone, at a thousandth of the rarest word's chance.
+    Raises: ValueError if a probability is not positive.
+    """
+    if any(p <= 0 for p in word_probs.values()):
+        raise ValueError(f"probabilities must be positive, not {min(word_probs.values())}")
+    longest = max(map(len, word_probs), default=1)
+    rare = math.log(min(word_probs.values(), default=1.0) / 1000)
+    best = [0.0] + [-math.inf] * len(text)  # log-probability of the best path to each position
+    start = [0] * (len(text) + 1)
+    for end in range(1, len(text) + 1):
+        for i in range(max(0, end - longest), end):
+            word = text[i:end]
+            score = math.log(word_probs[word]) if word in word_probs else rare
+            if (word in word_probs or end - i == 1) and best[i] + score > best[end]:
+                best[end], start[end] = best[i] + score, i
+    words, end = [], len(text)
+    while end:
+        words.append(text[start[end] : end])
+        end = start[end]
+    return words[::-1]
+
 
 Step = Callable[[Tensor], Tensor]  # ids (N, T) -> logits (N, V) of the next token
 

@@ -1,10 +1,10 @@
 """Grammars whose probabilities are known exactly: four kinds of node, in chains.
 
 A node can write (sample), read (score), list every text, and say its entropy and its expected size
-in bytes. Notebook 01 builds the story language from them.
+in bytes. The story language is built from them; see notebooks/deeper/01_story_language.ipynb.
 """
 
-# Built from notebooks/01_ngrams.ipynb: edit there, then make build.
+# Built from notebooks/deeper/01_story_language.ipynb: edit there, then make build.
 
 import math
 import random

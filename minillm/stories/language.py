@@ -1,10 +1,11 @@
 """A language of children's stories, in English and Chinese, whose probabilities are known exactly.
 
 Every story has exactly one derivation, so `score` is its exact log-probability and `entropy` the
-floor that no model can beat. The grammars are `grammars/en.txt` and `zh.txt`; see notebook 01.
+floor that no model can beat. The grammars are `grammars/en.txt` and `zh.txt`; explained in
+notebooks/deeper/01_story_language.ipynb.
 """
 
-# Built from notebooks/01_ngrams.ipynb: edit there, then make build.
+# Built from notebooks/deeper/01_story_language.ipynb: edit there, then make build.
 
 import math
 import random

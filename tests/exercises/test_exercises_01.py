@@ -1,10 +1,48 @@
 """Each grader of notebook 01 accepts a right answer and says what is wrong with wrong ones."""
 
 import math
+from itertools import pairwise
 
 
-def perplexity(log_probs):
-    return math.exp(-sum(log_probs) / len(log_probs))
+def entropy_and_floor(language):
+    bits = -sum(p * math.log2(p) for p in language.values() if p > 0)
+    return bits, bits / sum(p * len(text.encode()) for text, p in language.items())
+
+
+def by_characters(language):
+    return entropy_and_floor(language)[0], -sum(
+        p * math.log2(p) for p in language.values() if p > 0
+    ) / sum(p * len(text) for text, p in language.items())
+
+
+def mean_of_ratios(language):
+    said = {text: p for text, p in language.items() if p}
+    ratios = (p * math.log2(1 / p) / len(text.encode()) for text, p in said.items())
+    return entropy_and_floor(language)[0], sum(ratios)
+
+
+def unweighted(language):
+    surprises = [-math.log2(p) for p in language.values() if p]
+    bits = sum(surprises) / len(surprises)
+    return bits, bits / sum(p * len(text.encode()) for text, p in language.items())
+
+
+def all_bytes(language):
+    bits, _ = entropy_and_floor(language)
+    return bits, bits / sum(len(text.encode()) for text in language)
+
+
+def mean_bytes(language):
+    bits, _ = entropy_and_floor(language)
+    return bits, bits / (sum(len(text.encode()) for text in language) / len(language))
+
+
+def no_zero(language):
+    return -sum(p * math.log2(p) for p in language.values()), entropy_and_floor(language)[1]
+
+
+def in_nats(language):
+    return tuple(x * math.log(2) for x in entropy_and_floor(language))
 
 
 def add_k_prob(token, context, pairs, vocabulary, k):
@@ -12,69 +50,13 @@ def add_k_prob(token, context, pairs, vocabulary, k):
     return (pairs.count((context, token)) + k) / (seen + k * len(vocabulary))
 
 
-def continuation_prob(token, pairs):
-    different = set(pairs)
-    return sum(second == token for _, second in different) / len(different)
-
-
-def segment_with_bigrams(text, probs):
-    words = {word for _, word in probs}
-    best = [
-        {} for _ in range(len(text) + 1)
-    ]  # place -> last word -> (log-probability, its word before)
-    best[0] = {"<s>": (0.0, None)}
-    for end in range(1, len(text) + 1):
-        for word in words:
-            start = end - len(word)
-            if start < 0 or text[start:end] != word:
-                continue
-            ways = [
-                (score + math.log(probs[last, word]), last)
-                for last, (score, _) in best[start].items()
-                if (last, word) in probs
-            ]
-            if ways:
-                best[end][word] = max(ways)
-    cut, end = [], len(text)
-    word = max(best[end], key=best[end].get)
-    while word != "<s>":
-        cut.append(word)
-        word, end = best[end][word][1], end - len(word)
-    return cut[::-1]
-
-
-RIGHT = {
-    "01.1": perplexity,
-    "01.2": add_k_prob,
-    "01.3": continuation_prob,
-    "01.4": segment_with_bigrams,
-}
-
-
-def longest_first(text, probs):
-    words, cut = {word for _, word in probs}, []
-    while text:
-        cut.append(max((w for w in words if text.startswith(w)), key=len))
-        text = text[len(cut[-1]) :]
-    return cut
-
-
-def best_per_place(text, probs):
-    """Viterbi that keeps one path a place, as if the last word did not matter."""
-    best = [(0.0, [])] + [(-math.inf, [])] * len(text)
-    for end in range(1, len(text) + 1):
-        for word in {word for _, word in probs}:
-            start = end - len(word)
-            if start >= 0 and text[start:end] == word:
-                score, cut = best[start]
-                p = probs.get(((["<s>", *cut])[-1], word), 0)
-                if p and score + math.log(p) > best[end][0]:
-                    best[end] = score + math.log(p), [*cut, word]
-    return best[-1][1]
-
-
 def unsmoothed(token, context, pairs, vocabulary, k):
     return pairs.count((context, token)) / sum(first == context for first, _ in pairs)
+
+
+def only_the_seen(token, context, pairs, vocabulary, k):
+    total = sum(first == context for first, _ in pairs)
+    return pairs.count((context, token)) / total if total else 1 / len(vocabulary)
 
 
 def k_added_once(token, context, pairs, vocabulary, k):
@@ -85,27 +67,113 @@ def always_one(token, context, pairs, vocabulary, k):
     return add_k_prob(token, context, pairs, vocabulary, 1)
 
 
-def occurrences(token, pairs):
-    return sum(second == token for _, second in pairs) / len(pairs)
+def of_all_pairs(token, context, pairs, vocabulary, k):
+    return (pairs.count((context, token)) + k) / (len(pairs) + k * len(vocabulary))
 
 
-def half_different(token, pairs):
-    return sum(second == token for _, second in set(pairs)) / len(pairs)
+PREDICTIONS = {
+    "surprise of 'Tom lost his drum and cried', in bits": 4,
+    "probability of 'Mia found his kite' in the perfect bigram model": 0.0625,
+    "surprise of 'Mia found her kite' in the perfect bigram model, in bits": 4,
+    "cross-entropy of the perfect 5-gram model, in bits a sentence": 3.25,
+    "entropy with four children instead of two, all equally frequent, in bits": 4.25,
+    "perplexity of a model that gives each of 50 tokens probability 1/50": 50,
+    "bits of a text with one pair never heard, maximum likelihood": math.inf,
+}
+QUESTIONS = list(PREDICTIONS)
 
 
+def log_prob(sentence, after, *, end="</s>", unseen=-math.inf):
+    total = 0.0
+    for before, token in pairwise(["<s>", *sentence.split(), *([end] if end else [])]):
+        row = after.get(before, {})
+        total += math.log(row[token] / sum(row.values())) if row.get(token) else unseen
+    return total
+
+
+def multiplied(sentence, after):
+    p = 1.0
+    for before, token in pairwise(["<s>", *sentence.split(), "</s>"]):
+        row = after.get(before, {})
+        p *= row.get(token, 0) / max(sum(row.values()), 1)
+    return math.log(p) if p > 0 else -math.inf
+
+
+def crashes(sentence, after):
+    pairs = pairwise(["<s>", *sentence.split(), "</s>"])
+    return sum(math.log(after[a][b] / after[a].total()) for a, b in pairs)
+
+
+def wrong_total(sentence, after):
+    pairs = pairwise(["<s>", *sentence.split(), "</s>"])
+    total = sum(row.total() for row in after.values())
+    return sum(math.log(after[a][b] / total) for a, b in pairs)
+
+
+def skips_the_unseen(sentence, after):
+    return log_prob(sentence, after, unseen=0.0)
+
+
+def remembering(token, so_far, model, weight=0.3):
+    """A share of what capitals get goes to those that the story has said before."""
+    p = model.prob(token, so_far)
+    capitals = [t for t in model.vocabulary if t.strip()[:1].isupper()]
+    said = [t for t in capitals if t in so_far]
+    if token not in capitals or not said:
+        return p
+    among = model.prob(token, so_far) / sum(model.prob(t, so_far) for t in said)
+    mass = sum(model.prob(t, so_far) for t in capitals)
+    return (1 - weight) * p + (weight * mass * among if token in said else 0.0)
+
+
+def twice_if_said(token, so_far, model):
+    return model.prob(token, so_far) * (1 + (token in so_far))
+
+
+def cached(token, so_far, model):
+    p = model.prob(token, so_far)
+    return 0.8 * p + 0.2 * so_far[1:].count(token) / len(so_far[1:]) if so_far[1:] else p
+
+
+RIGHT = {
+    "01.1": entropy_and_floor,
+    "01.2": add_k_prob,
+    "01.3": PREDICTIONS,
+    "01.4": log_prob,
+    "01.5": remembering,
+}
 WRONG = [
-    ("01.1", lambda x: -sum(x) / len(x), "e to that power"),
-    ("01.1", lambda x: math.exp(min(-sum(x), 700)), "forgot to average"),
-    ("01.1", lambda x: 2 ** (-sum(x) / len(x)), "the base is e"),
-    ("01.1", lambda x: math.exp(sum(x) / len(x)), "never below 1"),
+    ("01.1", by_characters, "a Chinese character has three bytes"),
+    ("01.1", mean_of_ratios, "a mean of ratios"),
+    ("01.1", unweighted, "as often as it is said"),
+    ("01.1", in_nats, "these are nats"),
+    ("01.1", all_bytes, "weigh each text's bytes"),
+    ("01.1", mean_bytes, "weigh each text's bytes"),
+    ("01.1", no_zero, "has no logarithm"),
+    ("01.1", lambda language: entropy_and_floor(language)[0], "two numbers"),
+    ("01.1", lambda language: tuple(-x for x in entropy_and_floor(language)), "never negative"),
     ("01.2", unsmoothed, "p(Francisco|a) with k = 1.0 is 0.1250"),
+    ("01.2", only_the_seen, "p(Francisco|a) with k = 1.0 is 0.1250"),
     ("01.2", k_added_once, "not to 1"),
     ("01.2", always_one, "k = 0.25"),
-    ("01.3", occurrences, "how often"),
-    ("01.3", half_different, "different pairs, not of all"),
-    ("01.3", lambda token, pairs: 0.3, "the share is"),
-    ("01.4", lambda text, probs: [text], "not in the table"),
-    ("01.4", lambda text, probs: [text[:-1]], "do not give back"),
-    ("01.4", best_per_place, "for every last word"),
-    ("01.4", lambda text, probs: list(text), "for every last word"),
+    ("01.2", of_all_pairs, "not by the number of all pairs"),
+    ("01.3", {**PREDICTIONS, QUESTIONS[0]: 1 / 16}, "counts halvings"),
+    ("01.3", {**PREDICTIONS, QUESTIONS[1]: 0}, "along its path"),
+    ("01.3", {**PREDICTIONS, QUESTIONS[2]: 3}, "believes to be open"),
+    ("01.3", {**PREDICTIONS, QUESTIONS[3]: 4.4056}, "what is the floor"),
+    ("01.3", {**PREDICTIONS, QUESTIONS[4]: 6.5}, "only the choice of who"),
+    ("01.3", {**PREDICTIONS, QUESTIONS[6]: 1000}, "right so far: 6 of 7"),
+    ("01.3", {**PREDICTIONS, QUESTIONS[5]: ...}, "not filled in"),
+    ("01.3", {**PREDICTIONS, QUESTIONS[5]: "50"}, "a number is asked"),
+    ("01.3", [4, 1 / 16], "a dictionary"),
+    ("01.4", lambda sentence, after: log_prob(sentence, after, end=""), "it is missing"),
+    ("01.4", multiplied, "a product of 3000 factors"),
+    ("01.4", crashes, "return -inf"),
+    ("01.4", wrong_total, "the word before came"),
+    ("01.4", skips_the_unseen, "-inf, not"),
+    ("01.4", lambda sentence, after: math.exp(log_prob(sentence, after)), "its logarithm"),
+    ("01.5", twice_if_said, "sum to"),
+    ("01.5", cached, "worse than the model alone"),
+    ("01.5", lambda token, so_far, model: model.prob(token, so_far), "not yet 2% better"),
+    ("01.5", lambda *a: remembering(*a, weight=0.03), "not yet 2% better"),
 ]
