@@ -82,6 +82,7 @@ def test_the_first_page_and_the_last(path):
     number = f"# {path.name[:2]} " if path in SPINE else "# "
     assert cells[0]["cell_type"] == "markdown" and first.startswith(number)
     assert re.search(r"\w\?", first), "the first cell asks the notebook's question"
+    assert "GLOSSARY.md)" in first, "the first cell links to the glossary"
     for heading in ("## Recap", "## Sources"):
         assert heading in text
     assert f'sync("{name(path)}")' in code(path)[-1]["source"]
@@ -140,3 +141,12 @@ def test_no_cell_downloads_or_pickles(path):
     for cell in code(path):
         assert not re.search(r"https?://|urllib|requests\.|import pickle|git clone", cell["source"])
         assert "torch.load(" not in cell["source"] or "weights_only=True" in cell["source"]
+
+
+def test_the_glossary_holds_a_row_a_term_in_order_with_its_place():
+    """Where the links lead is tested with all others, in test_links."""
+    text = (ROOT / "notebooks" / "GLOSSARY.md").read_text(encoding="utf-8")
+    rows = [line.strip("| ").split(" | ") for line in text.split("## Terms")[1].splitlines()[4:]]
+    terms = [re.sub(r"[^a-z0-9]", "", row[0].lower()) for row in rows]
+    assert len(rows) > 50 and terms == sorted(set(terms))
+    assert all(len(row) == 3 and re.search(r"\]\([\w/]+\.ipynb#\S+\)", row[2]) for row in rows)
