@@ -151,7 +151,7 @@ def predictions(answer: Any) -> str | None:
             return f"not filled in yet: {question}"
         if not isinstance(value, int | float):
             return f"a number is asked, not {value!r}: {question}"
-    wrong = [q for q, (value, _) in PREDICTIONS.items() if abs(answer[q] - value) > 0.005]
+    wrong = [q for q, (value, _) in PREDICTIONS.items() if abs(answer[q] - value) > 0.002]
     wrong += [q for q in PREDICTIONS if math.isinf(PREDICTIONS[q][0]) and answer[q] != math.inf]
     if not wrong:
         return None
@@ -246,8 +246,8 @@ def _inside(model: NGramModel, pieces: list[list[str]]) -> list[tuple[int, int]]
 
 @exercise(
     "01.5",
-    "which tokens cost the n-gram model most although the story has said them before?",
-    "a look at everything so far beats counting short contexts: the idea of attention",
+    "which tokens cost most though the story has said them, and where does the model expect such?",
+    "looking back at everything so far pays, even by a rule as simple as this",
 )
 def remembering(answer: Callable[[str, list[str], NGramModel], float]) -> str | None:
     model, pieces, num_bytes = _stories()

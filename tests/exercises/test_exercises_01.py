@@ -159,6 +159,7 @@ WRONG = [
     ("01.2", of_all_pairs, "not by the number of all pairs"),
     ("01.3", {**PREDICTIONS, QUESTIONS[0]: 1 / 16}, "counts halvings"),
     ("01.3", {**PREDICTIONS, QUESTIONS[1]: 0}, "along its path"),
+    ("01.3", {**PREDICTIONS, QUESTIONS[1]: 0.06}, "along its path"),
     ("01.3", {**PREDICTIONS, QUESTIONS[2]: 3}, "believes to be open"),
     ("01.3", {**PREDICTIONS, QUESTIONS[3]: 4.4056}, "what is the floor"),
     ("01.3", {**PREDICTIONS, QUESTIONS[4]: 6.5}, "only the choice of who"),
