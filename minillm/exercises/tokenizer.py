@@ -101,7 +101,7 @@ def _falling(pair: Pair) -> list[list[int]]:
     "Write learn(words, num_merges): count the pairs of all words, merge one pair, begin again.",
     "all that training does is count, pick, replace; the list of merges is the tokenizer",
 )
-def _learn(answer: Callable[[dict[str, int], int], list[Pair]]) -> str | None:
+def _learn(answer: Callable[[dict[str, int], int], Any]) -> str | None:
     rng = random.Random(2)
     cases: list[tuple[dict[str, int], int]] = [
         ({"hens": 2, " met": 1, " the": 4}, 4),
