@@ -57,7 +57,7 @@ _SPACE = re.compile(r" (?=\S)")
 
 _BORDER = regex.compile(r"(?r)(?<=[\p{L}\p{N}])(?=[^\p{L}\p{N}\p{M}])")  # (?r): from the end
 
-SECONDS_A_CHARACTER = 2e-5  # some forty times what a pattern needs that never goes back far
+SECONDS_A_CHARACTER = 2e-5  # some forty times what a pattern needs that does not backtrack
 
 
 class PreTokenizer:

@@ -55,6 +55,15 @@ def least(words, num_merges):
     return _learned(words, num_merges, order=_falling)
 
 
+def joined_bytes(words, num_merges):
+    return _learned(words, num_merges, order=lambda pair: pair[0] + pair[1])
+
+
+def never_stops(words, num_merges):
+    merges = _learned(words, num_merges)
+    return merges if len(merges) == num_merges else max([])
+
+
 def from_the_right(words, num_merges):
     return _learned(words, num_merges, replace=_from_the_right)
 
@@ -127,6 +136,20 @@ def all_at_the_end(tokens):
     return [*("" for _ in tokens), b"".join(tokens).decode("utf-8", "replace")]
 
 
+def waits_for_ever(tokens):
+    """Shows bytes only when all that waits is UTF-8."""
+    shown, waiting = [], b""
+    for token in tokens:
+        waiting += token
+        try:
+            shown.append(waiting.decode())
+            waiting = b""
+        except UnicodeDecodeError as error:
+            shown.append(waiting[: error.start].decode())
+            waiting = waiting[error.start :]
+    return [*shown, waiting.decode("utf-8", "replace")]
+
+
 def unfinished(tokens):
     return [*stream(tokens)[:-1], ""]
 
@@ -158,25 +181,31 @@ WRONG = [
     ("02.1", unweighted, "weigh its pairs"),
     ("02.1", first_met, "yours is the first that was met"),
     ("02.1", least, "not the least"),
+    ("02.1", joined_bytes, "not their joined bytes"),
+    ("02.1", never_stops, "no pair is left after 1: stop there"),
     ("02.1", from_the_right, "runs from the right"),
     ("02.1", overlapping, "replaces overlapping pairs"),
     ("02.1", _joined, "no merge crosses"),
     ("02.1", changes_the_words, "changes the words it was given"),
     ("02.1", strings, "tokens are bytes"),
     ("02.1", first_token_only, "a pair of tokens"),
-    ("02.1", goes_on, "you give 5"),
+    ("02.1", goes_on, "possible: 1; yours: 5"),
     ("02.1", never_merges, "merge number 2 should be"),
     ("02.1", counted_once, "merge number 2 should be"),
     ("02.1", lambda words, n: {pair: 0 for pair in _learned(words, n)}, "as a list of pairs"),
-    ("02.1", lambda words, n: [], "you give 0"),
-    ("02.2", PIECES | {"then": ["t", "hen"]}, "right so far: 5 of 6; look at 'then'"),
+    ("02.1", lambda words, n: [], "yours: 0"),
+    (
+        "02.2",
+        PIECES | {"lengthen": ["l", "e", "n", "g", "t", "hen"]},
+        "right so far: 5 of 6; look at 'lengthen'",
+    ),
     ("02.2", PIECES | {"The": ["The"]}, "different bytes"),
     ("02.2", PIECES | {"heath": ["hea", "th"]}, "must stand right before he"),
-    ("02.2", PIECES | {"hens": ["h", "en", "s"]}, "first h e everywhere"),
-    ("02.2", PIECES | {"when": ["hen"]}, "should join to the word"),
-    ("02.2", PIECES | {"when": "w hen"}, "write a list of strings"),
+    ("02.2", PIECES | {"henna": ["h", "en", "n", "a"]}, "first h e everywhere"),
+    ("02.2", PIECES | {"wheel": ["wheels"]}, "should join to the word"),
+    ("02.2", PIECES | {"wheel": "w he e l"}, "write a list of strings"),
     ("02.2", PIECES | {"hehe": ...}, "not filled in yet"),
-    ("02.2", ["hen", "s"], "a dictionary with the six words"),
+    ("02.2", ["hen", "n", "a"], "a dictionary with the six words"),
     ("02.3", _longest_first, "the longest token that fits"),
     ("02.3", _leftmost_first, "the first pair that is known"),
     ("02.3", _rightmost_of_equals, "at equal ranks the leftmost"),
@@ -187,6 +216,7 @@ WRONG = [
     ("02.3", lambda word, ranks: [word], "should become"),
     ("02.4", alone, "decoded alone"),
     ("02.4", all_at_the_end, "not in time"),
+    ("02.4", waits_for_ever, "can never become a character become � at once"),
     ("02.4", unfinished, "should leave '\ufffd'"),
     ("02.4", lambda tokens: stream(tokens)[:-1], "one string is missing"),
     ("02.5", characters, "'中' is three bytes"),
