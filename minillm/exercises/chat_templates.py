@@ -7,7 +7,7 @@ from typing import Any
 
 from minillm.exercises import Unsolved, exercise
 
-_TALKS = (
+_TALKS: tuple[list[tuple[str, str]], ...] = (
     [("user", "Who lived here?")],
     [("system", "Be brief."), ("user", "Hi."), ("assistant", "Yes?"), ("user", "Who?\nYou?")],
     [("user", " two  spaces "), ("assistant", "")],
