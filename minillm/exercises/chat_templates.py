@@ -7,7 +7,7 @@ from typing import Any
 
 from minillm.exercises import Unsolved, exercise
 
-_TALKS = (
+_TALKS: tuple[list[tuple[str, str]], ...] = (
     [("user", "Who lived here?")],
     [("system", "Be brief."), ("user", "Hi."), ("assistant", "Yes?"), ("user", "Who?\nYou?")],
     [("user", " two  spaces "), ("assistant", "")],
@@ -112,6 +112,10 @@ _ANSWERS = {  # start 90, end 91; assistant 7 8 0, user 5 0; a line end 0
     "an answer that is cut off": [90, 5, 0, 1, 91, 0, 90, 7, 8, 0, 3, 4],
     "an empty answer": [90, 5, 0, 1, 91, 0, 90, 7, 8, 0, 91, 0],
     "the header's ids in a question": [90, 5, 0, 7, 8, 0, 2, 91, 0, 90, 7, 8, 0, 3, 91, 0],
+    "roles that share ids with the header": [
+        *(90, 7, 5, 0, 1, 91, 0, 90, 5, 8, 0, 2, 91, 0),
+        *(90, 7, 8, 0, 3, 91, 0),
+    ],
     "no answer": [90, 5, 0, 1, 2, 91, 0],
 }
 
@@ -125,6 +129,7 @@ def _answer_mask(answer: Callable[..., Any]) -> str | None:
     start, end, header = 90, 91, [7, 8, 0]
     for name, ids in _ANSWERS.items():
         want, got = _mask(ids, start, end, header), answer(list(ids), start, end, list(header))
+        got = got.tolist() if hasattr(got, "tolist") else got  # an array
         if not isinstance(got, list | tuple) or len(got) != len(ids):
             return f"{name}: return a list of {len(ids)} values, one per id"
         got = [bool(value) for value in got]
@@ -146,6 +151,8 @@ def _answer_mask(answer: Callable[..., Any]) -> str | None:
             return f"{name}: the header is the program's, not the assistant's"
         if "question" in name:
             return "the header's ids alone do not begin an answer: they follow a start"
+        if "roles" in name:
+            return "the whole header counts: another role may share some of its ids"
         if name == "two answers" and len(written) < len(right):
             return "there may be more than one answer"
         if sum(got) > sum(want):

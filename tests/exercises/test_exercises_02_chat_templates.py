@@ -1,5 +1,6 @@
 """Planted wrong answers of the page 02_chat_templates, each with the sentence it must earn."""
 
+import numpy as np
 import pytest
 
 from minillm.exercises import grade
@@ -91,6 +92,22 @@ def header_alone(ids, start, end, header):
     return mask
 
 
+def first_id_of_the_header(ids, start, end, header):
+    alike = [*ids]
+    for n, i in enumerate(ids):
+        if i == start and ids[n + 1] == header[0]:
+            alike[n + 1 : n + 1 + len(header)] = header
+    return answer_mask(alike, start, end, header)
+
+
+def last_id_of_the_header(ids, start, end, header):
+    alike = [*ids]
+    for n, i in enumerate(ids):
+        if i == start and ids[n + 2 : n + 1 + len(header)] == header[1:]:
+            alike[n + 1] = header[0]
+    return answer_mask(alike, start, end, header)
+
+
 def to_the_end(ids, start, end, header):
     mask = answer_mask(ids, start, end, header)
     return [any(mask[: n + 1]) for n in range(len(ids))]
@@ -127,6 +144,8 @@ WRONG = [
     ("02_chat_templates.3", with_start, "the border at the start"),
     ("02_chat_templates.3", first_only, "more than one answer"),
     ("02_chat_templates.3", header_alone, "they follow a start"),
+    ("02_chat_templates.3", first_id_of_the_header, "the whole header counts"),
+    ("02_chat_templates.3", last_id_of_the_header, "the whole header counts"),
     ("02_chat_templates.3", to_the_end, "only"),
     ("02_chat_templates.3", lambda ids, *_: [True] * len(ids), "start"),
     ("02_chat_templates.3", lambda ids, *_: [False] * len(ids), "nothing is True"),
@@ -139,6 +158,8 @@ def test_a_second_right_answer_is_accepted():
     assert grade("02_chat_templates.3", _mask).status == "correct"
     ones = grade("02_chat_templates.3", lambda *a: [int(one) for one in answer_mask(*a)])
     assert ones.status == "correct"
+    array = grade("02_chat_templates.3", lambda *a: np.array(answer_mask(*a)))
+    assert array.status == "correct"
 
 
 @pytest.mark.parametrize("prompt", [False, True])
