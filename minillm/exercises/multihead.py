@@ -276,9 +276,9 @@ def to_gqa(answer: Callable[..., MultiHeadAttention]) -> str | None:
         with torch.no_grad():
             wanted = layer(fresh, is_causal=True)
             off = ((got(fresh, is_causal=True) - wanted).norm() / wanted.norm()).item()
-        if off <= 0.15:
+        if off <= 0.2:
             continue
-        said = f"{case} the output on fresh inputs is off by {100 * off:.1f}%, 15% are allowed"
+        said = f"{case} the output on fresh inputs is off by {100 * off:.1f}%, 20% are allowed"
         state = got.state_dict()
         neighbours = _pooled(layer, groups, list(range(len(order))))
         if all(torch.allclose(state[n], p, atol=1e-5) for n, p in neighbours.items()):
