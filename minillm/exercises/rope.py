@@ -11,7 +11,7 @@ from torch import Tensor
 from minillm.exercises import Unsolved, exercise
 from minillm.nn.attention import attention
 from minillm.nn.multihead import MultiHeadAttention
-from minillm.nn.rope import RotaryEmbedding, half_to_interleaved, interleaved_to_half
+from minillm.nn.rope import RotaryEmbedding, Rotation, half_to_interleaved, interleaved_to_half
 from minillm.nn.rope_scaling import rope_frequencies
 
 
@@ -29,25 +29,34 @@ def _close(a: Tensor, b: Tensor, tolerance: float = 1e-4) -> bool:
     "each pair turns by position times frequency: two products, whatever the layout",
 )
 def _rotate(answer: Callable[[Tensor, Tensor, Tensor], Tensor]) -> str | None:
-    for seed, positions in enumerate((torch.arange(4), torch.tensor([7, 8, 30, 2]))):
-        x, (frequencies, _) = _draw(2, 3, 4, 6, seed=seed), rope_frequencies(6)
+    cases = ((torch.arange(4), 10000.0), (torch.tensor([7, 8, 30, 2]), 50.0))
+    for seed, (positions, base) in enumerate(cases):
+        x, (frequencies, _) = _draw(2, 3, 4, 6, seed=seed), rope_frequencies(6, base=base)
         kept = x.clone()
         got = answer(x, positions, frequencies)
         if not torch.equal(x, kept):
             return "x itself has changed: return a new tensor and leave the input alone"
         if got.shape != x.shape:
             return f"the shape {tuple(x.shape)} became {tuple(got.shape)}"
-        half, interleaved = (RotaryEmbedding(6, interleaved=i) for i in (False, True))
-        if _close(got, half(positions[None])(x)):
+        half, interleaved = (RotaryEmbedding(6, base=base, interleaved=i) for i in (False, True))
+        want = half(positions[None])(x)
+        if _close(got, want):
             continue
         if _close(got, interleaved(positions[None])(x)):
             return "you turned the pairs (0, 1), (2, 3), ...: half-split pairs are (i, i + D/2)"
+        if _close(got, torch.stack(want.chunk(2, -1), -1).flatten(-2)):
+            return "each number is right, but they are joined alternately: one half after the other"
         if _close(got, half(-positions[None])(x)):
             return "you turned the other way round: (a, b) becomes (a cos - b sin, b cos + a sin)"
         if _close(got, half(torch.arange(4)[None])(x)):
             return f"for positions {positions.tolist()} you turned by 0, 1, 2, 3: use the positions"
+        if _close(got, RotaryEmbedding(6)(positions[None])(x)):
+            return "you turned by the frequencies of base 10,000: use those that were given"
         if not _close(got.norm(dim=-1), x.norm(dim=-1), 1e-3):
             return "the length of a vector changed: a rotation keeps a^2 + b^2 of every pair"
+        angles = torch.cat((positions[:, None] / frequencies,) * 2, -1)
+        if _close(got, Rotation(angles.cos()[None], angles.sin()[None])(x), 1e-3):
+            return "the angle is the position times the frequency, not divided by it"
         return f"positions {positions.tolist()} are turned, but not by position times frequency"
     return None
 
@@ -72,7 +81,7 @@ WHY = {
 
 @exercise(
     "05.2",
-    "what decides is the distance, and where it leaves a pair that turns once in 8 words",
+    "for each placement, at which angle to each other do query and key stand?",
     "only the distance counts, with its sign; and one pair alone cannot tell 7 from 15 or -1",
 )
 def _same_score(answer: Any) -> str | None:
@@ -94,7 +103,7 @@ def _same_score(answer: Any) -> str | None:
 
 @exercise(
     "05.3",
-    "at which position does the first new word stand, and what may it read of the later ones?",
+    "give it two new words, and compare each line with what reading the whole text would do",
     "new words take the next positions, turned keys stay, and a mask guards the words among them",
 )
 def _read_on(answer: Callable[..., Tensor]) -> str | None:
@@ -143,6 +152,10 @@ def _read_on(answer: Callable[..., Tensor]) -> str | None:
                 return f"{case}: kept keys were turned when they came in, you turn them again{more}"
         if _close(got, read(causal=False)):
             return f"{case}: positions are right, but a new word reads the new words after it"
+        for old, new in ((v[:, :, :S], full(v)[:, :, S:]), (full(v)[:, :, :S], full(v)[:, :, S:])):
+            values = torch.cat((old, new), dim=2)
+            if _close(got, attention(full(q)[:, :, S:], full(k), values, is_causal=True)):
+                return f"{case}: values are turned too, and only q and k should be"
         late = attention(
             full(q)[:, :, S:], full(k), v, mask=torch.ones(T, S + T, dtype=torch.bool).tril()
         )

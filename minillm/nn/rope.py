@@ -74,7 +74,7 @@ class RotaryEmbedding(nn.Module):
     """Turns positions into rotations; nothing is learned, nothing is saved.
 
     Args:
-        base: the slowest pair turns once in almost 2 pi * base positions.
+        base: pair i turns by base^(-2i / D) radians per position: a larger base, slower pairs.
         scaling: Hugging Face's `rope_scaling` or `rope_parameters`, see `rope_frequencies`.
         interleaved: the pairs are (0, 1), (2, 3), ... instead of (0, D/2), (1, D/2 + 1), ...
         max_position_embeddings: the trained length; positions that it and the scaling do not cover

@@ -59,6 +59,12 @@ def read_whole(q, k, v, kept_keys, kept_values, rope):
     return attention(rope(new[None])(q), keys, values, mask=every <= new[:, None])
 
 
+def read_turned_values(q, k, v, kept_keys, kept_values, rope):
+    S = kept_keys.shape[2]
+    new = rope(torch.arange(S, S + q.shape[2])[None])
+    return read_on(q, k, new(v), kept_keys, kept_values, rope)
+
+
 def top_left(T, S):
     return torch.ones(T, S + T, dtype=torch.bool).tril()
 
@@ -110,6 +116,13 @@ WRONG = [
     ("05.1", lambda x, p, f: turn(x, p, f) + x, "the length of a vector changed"),
     ("05.1", lambda x, p, f: turn(x, p, f * 0.5), "not by position times frequency"),
     ("05.1", lambda x, p, f: turn(x, p, f)[:, :1], "the shape (2, 3, 4, 6) became (2, 1, 4, 6)"),
+    ("05.1", lambda x, p, f: turn(x, p, theta(x.shape[-1])), "the frequencies of base 10,000"),
+    ("05.1", lambda x, p, f: turn(x, p, 1 / f), "not divided by it"),
+    (
+        "05.1",
+        lambda x, p, f: torch.stack(turn(x, p, f).chunk(2, -1), -1).flatten(-2),
+        "one half after the other",
+    ),
     ("05.1", turn_in_place, "x itself has changed"),
     ("05.2", {**SAME, "query at 3, key at 10": True}, "is that the same angle"),
     ("05.2", {**SAME, "query at 20, key at 5": False}, "turns once in 8"),
@@ -132,6 +145,7 @@ WRONG = [
         lambda *a: read_on(*a, q_from=a[3].shape[2] + 1, k_from=a[3].shape[2] + 1),
         "stands at position 5, not at 6",
     ),
+    ("05.3", read_turned_values, "only q and k should be"),
     ("05.3", lambda *a: read_on(*a, mask=top_left), "aligned with the first keys"),
     ("05.3", lambda *a: read_on(*a)[:, :1], "expected (B, H, T, D) = (2, 2, 1, 8)"),
     ("05.3", lambda *a: read_on(*a) * 1.01, "differs from reading the whole text at once"),
