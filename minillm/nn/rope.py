@@ -70,31 +70,11 @@ class Rotation:
         return torch.addcmul(wide * self._cos, partner, self._sin).to(x.dtype)
 
 
-def interleaved_to_half(weight: Tensor, num_heads: int) -> Tensor:
-    """Reorder a q or k projection: half-split pairs then give the scores of interleaved ones.
-
-    Shape: weight (H*D, C), or bias (H*D,) -> the same
-    Raises: ValueError if the rows do not make heads of even size.
-    """
-    return _heads(weight, num_heads).unflatten(1, (-1, 2)).transpose(1, 2).reshape(weight.shape)
-
-
-def half_to_interleaved(weight: Tensor, num_heads: int) -> Tensor:
-    """The inverse of `interleaved_to_half`."""
-    return _heads(weight, num_heads).unflatten(1, (2, -1)).transpose(1, 2).reshape(weight.shape)
-
-
-def _heads(weight: Tensor, num_heads: int) -> Tensor:
-    if num_heads < 1 or weight.shape[0] % (2 * num_heads):
-        raise ValueError(f"{weight.shape[0]} rows do not make {num_heads} heads of even size")
-    return weight.unflatten(0, (num_heads, -1))  # (H, D, ...)
-
-
 class RotaryEmbedding(nn.Module):
     """Turns positions into rotations; nothing is learned, nothing is saved.
 
     Args:
-        base: the slowest pair turns once in almost 2 pi * base positions.
+        base: pair i turns by base^(-2i / D) radians per position: a larger base, slower pairs.
         scaling: Hugging Face's `rope_scaling` or `rope_parameters`, see `rope_frequencies`.
         interleaved: the pairs are (0, 1), (2, 3), ... instead of (0, D/2), (1, D/2 + 1), ...
         max_position_embeddings: the trained length; positions that it and the scaling do not cover
@@ -179,3 +159,23 @@ class RotaryEmbedding(nn.Module):
                 stacklevel=2,
             )
             self.max_length = math.inf
+
+
+def interleaved_to_half(weight: Tensor, num_heads: int) -> Tensor:
+    """Reorder a q or k projection: half-split pairs then give the scores of interleaved ones.
+
+    Shape: weight (H*D, C), or bias (H*D,) -> the same
+    Raises: ValueError if the rows do not make heads of even size.
+    """
+    return _heads(weight, num_heads).unflatten(1, (-1, 2)).transpose(1, 2).reshape(weight.shape)
+
+
+def half_to_interleaved(weight: Tensor, num_heads: int) -> Tensor:
+    """The inverse of `interleaved_to_half`."""
+    return _heads(weight, num_heads).unflatten(1, (2, -1)).transpose(1, 2).reshape(weight.shape)
+
+
+def _heads(weight: Tensor, num_heads: int) -> Tensor:
+    if num_heads < 1 or weight.shape[0] % (2 * num_heads):
+        raise ValueError(f"{weight.shape[0]} rows do not make {num_heads} heads of even size")
+    return weight.unflatten(0, (num_heads, -1))  # (H, D, ...)

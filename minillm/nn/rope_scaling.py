@@ -1,6 +1,6 @@
 """Rotary embedding stretched to longer contexts, and ALiBi, a bias by distance (notebook 05)."""
 
-# Built from notebooks/05_rope.ipynb: edit there, then make build.
+# Built from notebooks/deeper/05_long_context.ipynb: edit there, then make build.
 
 import math
 from collections.abc import Mapping
@@ -19,39 +19,6 @@ __all__ = [
     "rope_frequencies",
     "yarn_mscale",
 ]
-
-
-def alibi_slopes(num_heads: int) -> Tensor:
-    """How fast each head forgets: 2^(-8/H), 2^(-16/H), ..., 2^-8.
-
-    If H is no power of two: the slopes of the power below, then every other one of the power above.
-
-    Shape: -> (H,) float32
-    Source: Press, Smith, Lewis 2021, section 3, and its published code.
-    """
-    if num_heads < 1:
-        raise ValueError(f"num_heads must be at least 1, got {num_heads}")
-    power = 2 ** (num_heads.bit_length() - 1)
-    exponents = [8 * h / power for h in range(1, power + 1)]
-    exponents += [4 * h / power for h in range(1, 2 * (num_heads - power), 2)]
-    return torch.tensor([2.0**-e for e in exponents])
-
-
-def alibi_bias(
-    num_heads: int, num_queries: int, num_keys: int | None = None, *, device: Any = None
-) -> Tensor:
-    """Minus slope times distance, to be added to the scores; queries are the last of the keys.
-
-    Shape: -> (H, T, S) float32
-    Source: Press, Smith, Lewis 2021, figure 3.
-    """
-    S = num_queries if num_keys is None else num_keys
-    if num_queries > S:
-        raise ValueError(f"{num_queries} queries cannot be the last of {S} keys")
-    keys = torch.arange(S, device=device)
-    distance = (keys[S - num_queries :, None] - keys).abs()  # (T, S)
-    return -alibi_slopes(num_heads).to(device)[:, None, None] * distance
-
 
 _ORIGINAL = "original_max_position_embeddings"
 
@@ -207,3 +174,35 @@ def covered_length(given: Mapping[str, Any], trained: int | None) -> float:
         return math.inf
     scaled = given.get("factor", 1.0) * given.get(_ORIGINAL, trained or 0)
     return max(trained or 0, scaled) or math.inf
+
+
+def alibi_slopes(num_heads: int) -> Tensor:
+    """How fast each head forgets: 2^(-8/H), 2^(-16/H), ..., 2^-8.
+
+    If H is no power of two: the slopes of the power below, then every other one of the power above.
+
+    Shape: -> (H,) float32
+    Source: Press, Smith, Lewis 2021, section 3, and its published code.
+    """
+    if num_heads < 1:
+        raise ValueError(f"num_heads must be at least 1, got {num_heads}")
+    power = 2 ** (num_heads.bit_length() - 1)
+    exponents = [8 * h / power for h in range(1, power + 1)]
+    exponents += [4 * h / power for h in range(1, 2 * (num_heads - power), 2)]
+    return torch.tensor([2.0**-e for e in exponents])
+
+
+def alibi_bias(
+    num_heads: int, num_queries: int, num_keys: int | None = None, *, device: Any = None
+) -> Tensor:
+    """Minus slope times distance, to be added to the scores; queries are the last of the keys.
+
+    Shape: -> (H, T, S) float32
+    Source: Press, Smith, Lewis 2021, figure 3.
+    """
+    S = num_queries if num_keys is None else num_keys
+    if num_queries > S:
+        raise ValueError(f"{num_queries} queries cannot be the last of {S} keys")
+    keys = torch.arange(S, device=device)
+    distance = (keys[S - num_queries :, None] - keys).abs()  # (T, S)
+    return -alibi_slopes(num_heads).to(device)[:, None, None] * distance
