@@ -57,6 +57,11 @@ def strictly_before(q, k):
     return all_open(q, k).tril(len(k) - len(q) - 1)
 
 
+def attend_strictly_with_nan(q, k, v):
+    scores = (q @ k.T / q.shape[1] ** 0.5).masked_fill(~strictly_before(q, k), -torch.inf)
+    return torch.softmax(scores, -1) @ v
+
+
 PREDICTIONS = {
     "score of query 1 with key 2": 22,
     "score of query 2 with key 3": 18,
@@ -97,6 +102,11 @@ def untouched(q, k, v, real):
 def large_negative(q, k, v, real):
     scores = (q @ k.mT / q.shape[-1] ** 0.5).masked_fill(~real[:, None, :], -1e9)
     return torch.softmax(scores, -1) @ v
+
+
+def mended_by_large_negative(*x):
+    """A row without any word reads evenly, and is then set to zero."""
+    return large_negative(*x) * x[3].any(1)[:, None, None]
 
 
 def wrong_axis_of_mask(q, k, v, real):
@@ -140,7 +150,7 @@ RIGHT = {
     "03.4": mended,
     "03.5": circle,
 }
-MORE_RIGHT = [("03.1", attend_by_loop), ("03.4", mended_by_renormalising), ("03.5", bits)]
+MORE_RIGHT = [("03.1", attend_by_loop), ("03.4", mended_by_large_negative), ("03.5", bits)]
 
 
 WRONG = [
@@ -150,6 +160,7 @@ WRONG = [
     ("03.1", lambda q, k, v: attend(q, k, v, mask=all_open(q, k)), "nothing is masked"),
     ("03.1", lambda q, k, v: attend(q, k, v, mask=corner(q, k)), "first key, not the last"),
     ("03.1", lambda q, k, v: attend(q, k, v, mask=strictly_before(q, k)), "read itself, too"),
+    ("03.1", attend_strictly_with_nan, "read itself, too"),
     ("03.1", lambda q, k, v: attend(q, k, v, dim=0), "softmax runs along the queries"),
     ("03.1", lambda q, k, v: attend(q, k, v, mask=~causal_mask(len(q), len(k))), "upside down"),
     ("03.1", attend_masked_late, "the mask comes after softmax"),
@@ -187,6 +198,7 @@ WRONG = [
     ("03.4", lambda *x: mended(*x, root=6**0.5), "still there: the divisor"),
     ("03.4", lambda *x: mended(*x, normalise=torch.softmax), "zeros, but gives NaN"),
     ("03.4", large_negative, "it reads the padding"),
+    ("03.4", mended_by_renormalising, "padding has by far the largest score"),
     ("03.4", wrong_axis_of_mask, "right without padding"),
     ("03.4", also_causal, "a causal mask was not asked for"),
     ("03.4", lambda q, k, v, real: mended(q, k, v, real, root=4), "even for a text without"),
