@@ -22,6 +22,8 @@ def _read_ranks(answer: Callable[[list[bytes]], Mapping[bytes, int]]) -> str | N
     got = dict(answer(list(lines)))
     if got == ranks:
         return None
+    if any(isinstance(token, int) for token in got):
+        return "the keys are the tokens, the values their ranks"
     if any(isinstance(token, str) for token in got):
         return "a token is bytes, not text: some tokens end inside a character"
     if {*got} <= {line.split()[0] for line in lines}:
@@ -70,6 +72,8 @@ def _to_keep(
             return f"{sorted(wanted)}: the wanted tokens themselves must stay, too"
         if got == {token for token in want if len(token) > 1}:
             return f"{sorted(wanted)}: the single bytes belong to it as well"
+        if want < got:
+            return f"{sorted(wanted)}: {min(got - want)!r} is part of no wanted token"
         return f"for {sorted(wanted)} the answer is {sorted(want)}, not {sorted(got)}"
     return None
 

@@ -122,6 +122,11 @@ RIGHT = {
 
 WRONG = [
     ("02_tokenizer_files.1", as_text, "not text"),
+    (
+        "02_tokenizer_files.1",
+        lambda lines: {rank: token for token, rank in read_ranks(lines).items()},
+        "the keys are the tokens",
+    ),
     ("02_tokenizer_files.1", spelled, "still spelled in base64"),
     ("02_tokenizer_files.1", numbered, "not the number of the line"),
     ("02_tokenizer_files.1", with_the_rest, "bits left over make no byte"),
@@ -130,6 +135,12 @@ WRONG = [
     ("02_tokenizer_files.2", once, "the parts of the parts"),
     ("02_tokenizer_files.2", without_themselves, "must stay, too"),
     ("02_tokenizer_files.2", without_bytes, "single bytes belong"),
+    (
+        "02_tokenizer_files.2",
+        lambda wanted, parts: {*_closure(wanted, parts), *(bytes([byte]) for byte in range(256))},
+        "b'\\x00' is part of no wanted token",
+    ),
+    ("02_tokenizer_files.2", lambda wanted, parts: {*wanted, *parts}, "the answer is"),
     ("02_tokenizer_files.3", first_split, "the lowest rank first"),
     ("02_tokenizer_files.3", longest_left, "wherever it stands"),
     ("02_tokenizer_files.3", from_the_right, "the one on the left"),
