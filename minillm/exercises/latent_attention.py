@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from minillm.exercises import exercise
+from minillm.exercises import Unsolved, exercise
 from minillm.nn.mla import latent_attention_naive
 
 
@@ -54,6 +54,9 @@ def compress(answer: Callable[..., tuple[Tensor, Tensor]]) -> str | None:
         stacked = (torch.cat([k, v]) - product).norm()
         if stacked <= best * 1.0001 + 1e-8:
             return "the rows stand keys first, then values: each head's key and value stay together"
+        for wanted in (_by_head(v, k, heads), torch.cat([v, k])):
+            if (wanted - product).norm() <= best * 1.0001 + 1e-8:
+                return "the rows have values before keys: each head's key comes first"
         left, right, kept = U[:, :rank], Vt[:rank], values[:rank]
         if near(left @ right):
             return f"for R={rank} the singular values are missing from the product"
@@ -61,11 +64,13 @@ def compress(answer: Callable[..., tuple[Tensor, Tensor]]) -> str | None:
             return f"for R={rank} the singular values stand in both factors: their roots, or one"
         if near(left * kept**0.5 @ right):
             return f"for R={rank} only one factor has the roots of the singular values"
+        if near(left * kept @ Vt.T[:rank]):
+            return f"for R={rank} `down` is made of rows of V: rows of its transpose are wanted"
         if rank < 20 and near(U[:, -rank:] * values[-rank:] @ Vt[-rank:]):
             return f"for R={rank} these are the smallest singular values: keep the largest"
         return (
             f"for R={rank} you lose {lost:.3f} of keys and values together, where {best:.3f} is "
-            "possible: one decomposition of all rows, not one for keys and one for values"
+            "possible, by one decomposition of all rows (not one for keys and one for values)"
         )
     return None
 
@@ -85,6 +90,32 @@ class _Spy(TorchDispatchMode):
             if isinstance(tensor, Tensor) and tensor.numel() % self.keys == 0:
                 self.most = max(self.most, tensor.numel() // self.keys)
         return made
+
+
+def _slip(got: Tensor, parts: list[Tensor], *, R: int, P: int) -> str | None:
+    """What a learner may have done who got this: another scale, or keys for values."""
+    q, latent, k_pe, kv_weight = parts
+    N = q.shape[-1] - P
+    scale = (N + P) ** -0.5
+
+    def same(*others: Tensor, scale: float = scale) -> bool:
+        return torch.allclose(got, latent_attention_naive(*others, scale=scale), atol=1e-9)
+
+    for name, size in {"R": R, "R + P": R + P, "N": N}.items():
+        if size != N + P and same(*parts, scale=size**-0.5):
+            return f"the scores are divided by sqrt({name}): their factor is `scale`"
+    q_nope, q_pe = q.split([N, P], dim=-1)
+    for nope, pe, name in ((1, scale, "rotated"), (scale, 1, "unrotated")):
+        if same(torch.cat([q_nope / nope, q_pe / pe], dim=-1), latent, k_pe, kv_weight):
+            return f"the {name} part of the scores lacks the factor `scale`"
+    per_head = kv_weight.unflatten(0, (q.shape[1], -1))
+    w_k, w_v = per_head[:, :N], per_head[:, N:]
+    if w_k.shape == w_v.shape:
+        for first, second, name in ((w_k, w_k, "keys"), (w_v, w_v, "values"), (w_v, w_k, "")):
+            if same(q, latent, k_pe, torch.cat([first, second], dim=1).flatten(0, 1)):
+                done = f"the rows for {name} are used twice" if name else "the rows are exchanged"
+                return f"{done}: each head has N rows for its key, then V for its value"
+    return None
 
 
 @exercise(
@@ -111,7 +142,8 @@ def absorbed_step(answer: Callable[..., Tensor]) -> str | None:
             no_pe = latent_attention_naive(parts[0], parts[1], parts[2] * 0, parts[3], scale=scale)
             if torch.allclose(got, no_pe, atol=1e-9):
                 return f"{case} the rotated part of the query is missing from the scores"
-            return f"{case} you are off by {(got - right).abs().max():.3f}"
+            slip = _slip(got, parts, R=R, P=P)
+            return f"{case} {slip or f'you are off by {(got - right).abs().max():.3f}'}"
         allowed = B * max(R + P, H)  # the latent with its rotated key, or the scores
         if spy.most > allowed and S > 100:
             said = f"right, but a tensor with {spy.most // B} numbers for each of {S} keys was made"
@@ -139,12 +171,27 @@ def absorb_from(answer: Callable[..., float]) -> str | None:
         if gain > price:
             first = T * R * (N + V) // (gain - price) + 1  # strictly fewer
             right = max(T, first)
-        got = answer(T, R, N, P, V)
+        try:
+            got: float | None = answer(T, R, N, P, V)
+        except Unsolved:
+            if T == 1:
+                raise  # the stub
+            got = None  # other cases had a number
         if got == right:
             continue
         case = f"for T={T}, R={R}, N={N}, P={P}, V={V} you say {got!r}, it is {right!r}"
+        if got is None:
+            return f"{case}: return a number, or math.inf where there is no such S"
         if right == math.inf:
             return f"{case}: every further key costs the absorbed form more, there is no such S"
+        slips = {
+            "in both forms each query meets the P rotated numbers of a key": (P, -P),
+            "absorbed, a query meets a latent twice, for its score and in the mixture": (-R, P - R),
+        }
+        for said, extra in slips.items():
+            left = [gain - price - T * more for more in extra]
+            if any(g > 0 and got == max(T, T * R * (N + V) // g + 1) for g in left):
+                return f"{case}: {said}"
         if got == first and first < T:
             return f"{case}: S is never less than T"
         if got == right - 1:

@@ -84,6 +84,54 @@ def without_bound(*sizes):
     return math.floor(at) + 1 if at > 0 else math.inf
 
 
+def compress_values_first(k, v, heads, rank):
+    rows = torch.cat([w.unflatten(0, (heads, -1)) for w in (v, k)], dim=1).flatten(0, 1)
+    U, sizes, Vt = torch.linalg.svd(rows, full_matrices=False)
+    return Vt[:rank], U[:, :rank] * sizes[:rank]
+
+
+def compress_untransposed(k, v, heads, rank):
+    rows = torch.cat([w.unflatten(0, (heads, -1)) for w in (k, v)], dim=1).flatten(0, 1)
+    U, sizes, V = torch.svd(rows)
+    return V[:rank], U[:, :rank] * sizes[:rank]
+
+
+def step_of(scale_nope=1.0, scale_pe=1.0, order=("k", "v")):
+    """A step with other factors on the two kinds of scores, or with other rows."""
+
+    def answer(q, latent, k_pe, kv_weight, scale):
+        heads, rotated = q.shape[1], k_pe.shape[-1]
+        nope = q.shape[-1] - rotated
+        per_head = kv_weight.unflatten(0, (heads, -1))
+        rows = {"k": per_head[:, :nope], "v": per_head[:, nope:]}
+        folded = torch.cat([rows[name] for name in order], dim=1).flatten(0, 1)
+        factors = [f(scale) if callable(f) else f for f in (scale_nope, scale_pe)]
+        parts = q.split([nope, rotated], dim=-1)
+        new = torch.cat([part * f for part, f in zip(parts, factors, strict=True)], dim=-1)
+        return step(new, latent, k_pe, folded, scale)
+
+    return answer
+
+
+def step_divided_by_rank(q, latent, k_pe, kv_weight, scale):
+    return step(q, latent, k_pe, kv_weight, latent.shape[-1] ** -0.5)
+
+
+def none_for_never(*sizes):
+    found = absorb_from(*sizes)
+    return None if found == math.inf else found
+
+
+def with_price(price):
+    """The formula with another price of a key for a query."""
+
+    def answer(T, R, N, P, V):
+        gain = R * (N + V) - T * price(R, N, P, V)
+        return max(T, T * R * (N + V) // gain + 1) if gain > 0 else math.inf
+
+    return answer
+
+
 RIGHT = {
     "04_latent_attention.1": compress,
     "04_latent_attention.2": step,
@@ -121,4 +169,14 @@ WRONG = [
     ("04_latent_attention.3", lambda *s: absorb_from(*s) - 1, "the two cost the same"),
     ("04_latent_attention.3", without_bound, "S is never less than T"),
     ("04_latent_attention.3", lambda *s: 100, "you say 100"),
+    ("04_latent_attention.1", compress_values_first, "values before keys"),
+    ("04_latent_attention.1", compress_untransposed, "rows of its transpose"),
+    ("04_latent_attention.2", step_divided_by_rank, "divided by sqrt(R)"),
+    ("04_latent_attention.2", step_of(scale_pe=lambda s: 1 / s), "the rotated part of the scores"),
+    ("04_latent_attention.2", step_of(scale_nope=lambda s: 1 / s), "the unrotated part of"),
+    ("04_latent_attention.2", step_of(order="kk"), "the rows for keys are used twice"),
+    ("04_latent_attention.2", step_of(order="vk"), "the rows are exchanged"),
+    ("04_latent_attention.3", none_for_never, "you say None, it is inf"),
+    ("04_latent_attention.3", with_price(lambda R, N, P, V: 2 * R + P - N - V), "P rotated"),
+    ("04_latent_attention.3", with_price(lambda R, N, P, V: R - N - V), "meets a latent twice"),
 ]
