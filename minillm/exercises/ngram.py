@@ -67,6 +67,8 @@ def entropy_and_floor(answer: Callable[[dict[str, float]], Sequence[float]]) -> 
             return "the bytes are an average too: weigh each text's bytes by p"
         if _close(floor, wanted / (sum(len(t.encode()) for t in language) / len(language))):
             return "the bytes are an average over what is said: weigh each text's bytes by p"
+        if any(_close(floor, wanted / (size + more)) for more in (1, len(END))):
+            return "the end belongs to the bits, but it is no part of the text: it has no bytes"
         return f"the floor of {language} is {wanted / size:.4f}, you return {floor:.4f}"
     return None
 

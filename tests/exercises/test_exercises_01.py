@@ -37,6 +37,11 @@ def mean_bytes(language):
     return bits, bits / (sum(len(text.encode()) for text in language) / len(language))
 
 
+def with_end(language):
+    bits, floor = entropy_and_floor(language)
+    return bits, bits / (bits / floor + 1) if floor else 0.0
+
+
 def no_zero(language):
     return -sum(p * math.log2(p) for p in language.values()), entropy_and_floor(language)[1]
 
@@ -149,6 +154,7 @@ WRONG = [
     ("01.1", in_nats, "these are nats"),
     ("01.1", all_bytes, "weigh each text's bytes"),
     ("01.1", mean_bytes, "weigh each text's bytes"),
+    ("01.1", with_end, "it has no bytes"),
     ("01.1", no_zero, "has no logarithm"),
     ("01.1", lambda language: entropy_and_floor(language)[0], "two numbers"),
     ("01.1", lambda language: tuple(-x for x in entropy_and_floor(language)), "never negative"),
