@@ -40,7 +40,7 @@ def _warm_softmax(answer: Callable[[Tensor, float], Tensor]) -> str | None:
     if finding := _wrong_form(probs, (3, 5), "the result for a (3, 5) tensor", torch.float32):
         return finding
     if not _close(probs.sum(-1), torch.ones(3)):
-        sums = [round(s, 2) for s in probs.sum(-1).tolist()]
+        sums = [round(s, 4) for s in probs.sum(-1).tolist()]
         return f"the rows should sum to 1 along the last dimension, but sum to {sums}"
     if _close(probs, torch.softmax(x * 2.5, -1)):
         return "you multiply by the temperature: a higher temperature should make weights more even"
@@ -93,7 +93,7 @@ def _merge(answer: Callable[..., tuple[Tensor, Tensor]]) -> str | None:
 def _merge_finding(
     out: Tensor, lse: Tensor, halves: list, expected_out: Tensor, expected_lse: Tensor
 ) -> str | None:
-    (out_a, _), (out_b, _) = halves
+    (out_a, lse_a), (out_b, lse_b) = halves
     some = torch.isfinite(expected_lse)
     if _close(out[some], ((out_a + out_b) / 2)[some]):
         return "you average the halves: the one with the larger log-sum-exp should weigh more"
@@ -102,6 +102,10 @@ def _merge_finding(
     if out[~some].isnan().any() or lse[~some].isnan().any():
         return "a query that may read nothing in either half gives NaN: out should be 0, lse -inf"
     if not _close(out, expected_out, 1e-4):
+        larger = torch.maximum(lse_a, lse_b)[..., None]
+        undivided = expected_out * torch.exp(expected_lse[..., None] - larger)
+        if _close(out[some], undivided[some], 1e-4):
+            return "the weights of the two halves should sum to 1: divide by their sum"
         return "out is not the attention over all keys"
     if not _close(lse, expected_lse, 1e-4):
         return "out is right, but lse is not log(exp(lse_a) + exp(lse_b)): merging again would fail"
@@ -145,9 +149,12 @@ def _window_attention(answer: Callable[..., Tensor]) -> str | None:
             return f"for {call}, a query reads one key too many: the window includes itself"
         if out.isnan().any():
             return f"for {call}, the result holds NaN"
+        if _close(out, attention(q, k, v, mask=masks[0], scale=1.0)):
+            return f"for {call}, the scores are not divided by the root of D"
         error = (out - attention(q, k, v, mask=masks[0])).abs().amax((0, 1, 3))
         t = (error > 1e-5).nonzero()[0].item()
-        return f"for {call}, query {t} is the first to come out wrong"
+        alone = ": it may read nothing but itself" if t == 0 else ""
+        return f"for {call}, query {t} is the first to come out wrong{alone}"
     q, k, v = (torch.randn(1, 2, 1024, 8, generator=generator) for _ in range(3))
     with _Largest() as largest:
         answer(q, k, v, 16)

@@ -1,7 +1,7 @@
 """Attention without the (T, S) matrix: softmax in one pass, and attention in tiles, both ways.
 
 Memory is linear in the length, forward and backward. Beside them two plain products, which train
-quicker than PyTorch's kernel in bfloat16 on a CPU. Explained in deeper/03_flash_attention.
+quicker than PyTorch's kernel in bfloat16 on some CPUs. Explained in deeper/03_flash_attention.
 """
 
 # Built from notebooks/deeper/03_flash_attention.ipynb: edit there, then make build.
@@ -166,7 +166,7 @@ def tiled_attention(
     return _TiledAttention.apply(q, k, v, mask, bias, is_causal, scale)
 
 
-# Without this instruction our products take over twice flash's time; an older torch does not say.
+# The products won only where the processor has this instruction; an older torch does not say.
 _CAPABILITIES: dict[str, bool] = getattr(torch.cpu, "get_capabilities", dict)()
 
 _MULTIPLIES_BFLOAT16 = _CAPABILITIES.get("avx512_bf16", False)

@@ -36,6 +36,12 @@ def merge_naively(out_a, lse_a, out_b, lse_b):
     return (out_a * a + out_b * b) / total, torch.logaddexp(lse_a, lse_b)
 
 
+def merge_undivided(out_a, lse_a, out_b, lse_b):
+    top = torch.maximum(lse_a, lse_b).clamp(min=-1e30)
+    a, b = torch.exp(lse_a - top)[..., None], torch.exp(lse_b - top)[..., None]
+    return out_a * a + out_b * b, torch.logaddexp(lse_a, lse_b)
+
+
 def window_by_rows(q, k, v, window):
     """One query at a time: slow, but linear."""
     T = q.shape[2]
@@ -91,13 +97,19 @@ WRONG = [
         lambda a, la, b, lb: (a, torch.logaddexp(la, lb)),
         "not the attention over all",
     ),
+    ("03_flash_attention.2", merge_undivided, "divide by their sum"),
     ("03_flash_attention.2", lambda a, la, b, lb: merge(a, la, b, lb)[0], "return two tensors"),
+    (
+        "03_flash_attention.3",
+        lambda q, k, v, w: window_by_rows(q * q.shape[-1] ** 0.5, k, v, w),
+        "not divided by the root of D",
+    ),
     ("03_flash_attention.3", window_square, "the numbers are right, but for 1024 positions"),
     ("03_flash_attention.3", window_plus_one, "one key too many"),
     (
         "03_flash_attention.3",
         lambda q, k, v, w: F.scaled_dot_product_attention(q, k, v),
-        "query 0 is the",
+        "query 0 is the first to come out wrong: it may read nothing but itself",
     ),
     (
         "03_flash_attention.3",
