@@ -31,6 +31,8 @@ def multi_head(answer: Callable[..., Tensor]) -> str | None:
         except NotImplementedError:  # a RuntimeError, and a stub
             raise
         except RuntimeError as error:
+            if "dtype" in str(error) or "scalar type" in str(error):
+                return f"{case} your answer raised {error} (x and all w are float64 here)"
             return f"{case} your answer raised {error} (H * D need not be C, and w is (H * D, C))"
         q, k, v = (split_heads(x @ w.T, H) for w in ws)
         heads = attention(q, k, v, is_causal=True)
@@ -62,7 +64,7 @@ def multi_head(answer: Callable[..., Tensor]) -> str | None:
             )
         if C == H * D and same(joined @ w_o):
             return f"{case} w_o is stored output first too: multiply with its transpose"
-        if same(_untransposed(x, ws, w_o, H)):
+        if any(same(_untransposed(x, ws, w, H)) for w in (w_o, w_o.T)):
             return (
                 f"{case} a matrix of nn.Linear is stored output first: multiply with its transpose"
             )
@@ -70,6 +72,8 @@ def multi_head(answer: Callable[..., Tensor]) -> str | None:
         mixed = attention(*turned, is_causal=True)
         if same(merge_heads(mixed) @ w_o.T) or same(mixed.permute(0, 2, 3, 1).flatten(2) @ w_o.T):
             return f"{case} the D numbers of a head are neighbours: cut into (H, D), not (D, H)"
+        if same(merge_heads(attention(q, k, v, mask=causal_mask(T, T).mT)) @ w_o.T):
+            return f"{case} the mask is the wrong way round: True is where a query may read"
         late = (q @ k.mT / math.sqrt(D)).softmax(dim=-1) * causal_mask(T, T)
         if same(merge_heads(late @ v) @ w_o.T):
             return f"{case} the mask comes after softmax: then the weights of a row do not sum to 1"
@@ -128,6 +132,8 @@ def predictions(answer: Any) -> str | None:
         value = answer[key]
         if value is ...:
             return f"{key} is not filled in yet"
+        if isinstance(value, str) and "error" in value.lower():  # also "ValueError"
+            value = "error"
         if (tuple(value) if isinstance(value, list | torch.Size) else value) != wanted:
             wrong.append(key)
     if not wrong:

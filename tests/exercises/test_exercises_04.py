@@ -67,6 +67,12 @@ def untransposed(x, w_q, w_k, w_v, w_o, heads):
     return multi_head(x, w_q.T, w_k.T, w_v.T, w_o.T, heads)
 
 
+def mask_turned(x, w_q, w_k, w_v, w_o, heads):
+    q, k, v = ((x @ w.T).unflatten(-1, (heads, -1)).transpose(1, 2) for w in (w_q, w_k, w_v))
+    y = attention(q, k, v, mask=causal_mask(x.shape[1], x.shape[1]).mT)
+    return y.transpose(1, 2).flatten(2) @ w_o.T
+
+
 PREDICTIONS = {
     "layer.q_proj.weight.shape": (96, 48),
     "layer.k_proj.weight.shape": (32, 48),
@@ -189,6 +195,17 @@ WRONG = [
     ("04.1", not_swapped_back, "swap heads and positions back"),
     ("04.1", unmixed, "w_o has not mixed them"),
     ("04.1", untransposed, "multiply with its transpose"),
+    (
+        "04.1",
+        lambda x, q, k, v, *rest: multi_head(x, q.T, k.T, v.T, *rest),
+        "a matrix of nn.Linear is stored output first",
+    ),
+    ("04.1", mask_turned, "the mask is the wrong way round"),
+    (
+        "04.1",
+        lambda *a: multi_head(*a[:4], torch.eye(12), a[5]),
+        "x and all w are float64 here",
+    ),
     ("04.1", lambda *a: multi_head(*a, causal=False), "the mask is missing"),
     ("04.1", lambda *a: multi_head(*a, scale=1.0), "scores by nothing"),
     ("04.1", lambda *a: multi_head(*a, scale=a[0].shape[-1] ** -0.5), "scores by sqrt(C)"),
@@ -211,6 +228,7 @@ WRONG = [
     ("04.2", PREDICTIONS | {"numbers kept per position": 32}, "right so far: 8 of 9"),
     ("04.2", PREDICTIONS | {"numbers kept per position": 192}, "a key and a value"),
     ("04.2", PREDICTIONS | {"layer(x).shape": ...}, "not filled in"),
+    ("04.2", PREDICTIONS | {"layer(x).shape": "error"}, "what goes in comes out"),
     ("04.2", [(96, 48)], "the dictionary with its nine keys"),
     ("04.3", lambda q, k, v: shared(q, k, v, share=tile), "h % G: neighbours must share"),
     ("04.3", lambda q, k, v: shared(q, k, v, share=positions), "you repeat positions"),
