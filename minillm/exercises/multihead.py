@@ -242,9 +242,9 @@ def _families(order: list[int], width: int, size: int, seed: int) -> MultiHeadAt
     with torch.no_grad():
         for p in layer.parameters():
             p.copy_(torch.randn(p.shape, generator=generator) / p.shape[1] ** 0.5)
-        for p in (layer.k_proj.weight, layer.v_proj.weight):
-            heads = p.unflatten(0, (len(order), size))
-            p.copy_((heads[order] + 0.1 * heads.flip(0)).flatten(0, 1))
+        for weight in (layer.k_proj.weight, layer.v_proj.weight):
+            heads = weight.unflatten(0, (len(order), size))
+            weight.copy_((heads[order] + 0.1 * heads.flip(0)).flatten(0, 1))
     return layer
 
 
