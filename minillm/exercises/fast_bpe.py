@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import heapq
 import random
-from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections import Counter, UserDict
+from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping, Sequence
 from itertools import pairwise
 
 from minillm.exercises import exercise
@@ -89,6 +89,26 @@ def _pair_changes(
 Entry = tuple[int, str]
 
 
+class _Counts(UserDict[str, int]):
+    """Counts that notice when somebody goes through all of them."""
+
+    searched = False
+
+    def __iter__(self) -> Iterator[str]:
+        self.searched = True
+        return super().__iter__()
+
+
+class _Heap(list[Entry]):
+    """A heap that notices when somebody goes through all of it."""
+
+    searched = False
+
+    def __iter__(self) -> Iterator[Entry]:
+        self.searched = True
+        return super().__iter__()
+
+
 def _popped(heap: list[Entry], counts: Mapping[str, int]) -> str:
     while True:
         minus, pair = heapq.heappop(heap)
@@ -101,21 +121,24 @@ def _popped(heap: list[Entry], counts: Mapping[str, int]) -> str:
     "Write pop(heap, counts): how can you see that an entry of the heap is outdated?",
     "outdated entries may stay in a heap, if each is compared with the count when it comes out",
 )
-def _pop(answer: Callable[[list[Entry], dict[str, int]], str]) -> str | None:
-    rng = random.Random(7)
+def _pop(answer: Callable[[list[Entry], MutableMapping[str, int]], str]) -> str | None:
+    rng, searched = random.Random(7), False
     for _ in range(30):
         counts = {pair: rng.randint(1, 6) for pair in ("ab", "bc", "cd", "de")}
+        counts = dict(reversed(counts.items()))  # so that the least of equals does not come first
         heap = [(-count, pair) for pair, count in counts.items()]
         for _ in range(6):
             pair = rng.choice(sorted(counts))
             counts[pair] = max(0, counts[pair] - rng.randint(0, 3))
             heap.append((-counts[pair], pair))
         heapq.heapify(heap)
-        theirs, ours = list(heap), list(heap)
+        theirs, ours = _Heap(heap), list(heap)
         merged: set[str] = set()
         left = {pair: count for pair, count in counts.items() if count > 0}
         for _ in range(len(left)):
-            want, got = _popped(ours, left), answer(theirs, dict(counts))
+            given = _Counts(counts)
+            want, got = _popped(ours, left), answer(theirs, given)
+            searched |= given.searched
             if counts.get(got) == 0 and got not in merged:
                 return f"{got!r} is returned, although its count has fallen to 0"
             if got != want:
@@ -130,4 +153,7 @@ def _pop(answer: Callable[[list[Entry], dict[str, int]], str]) -> str | None:
             del left[got]
             merged.add(got)
             counts[got] = 0
+        searched |= theirs.searched
+    if searched:
+        return "the pairs are right, but pop goes through all of them, which a heap makes needless"
     return None

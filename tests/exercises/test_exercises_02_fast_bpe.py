@@ -75,13 +75,33 @@ class PopForgets:
 
 
 def pop_by_search(heap, counts):
-    """Another right answer: it does not need the heap."""
+    """The right pairs, found without the heap."""
     return min(counts, key=lambda pair: (-counts[pair], pair))
+
+
+def pop_and_push_back(heap, counts):
+    """Another right answer: an outdated entry returns with its new count."""
+    while True:
+        minus, pair = heapq.heappop(heap)
+        if -minus == counts[pair]:
+            return pair
+        heapq.heappush(heap, (-counts[pair], pair))
+
+
+def pop_after_a_look(heap, counts):
+    """Another right answer: look at the first entry, throw it away if it is outdated."""
+    while -heap[0][0] != counts[heap[0][1]]:
+        heapq.heappop(heap)
+    return heapq.heappop(heap)[1]
+
+
+def pop_first_of_equals(heap, counts):
+    return max(counts, key=counts.get)
 
 
 RIGHT = {"02_fast_bpe.1": fewest, "02_fast_bpe.2": _changes, "02_fast_bpe.3": _popped}
 
-ALSO_RIGHT = [("02_fast_bpe.3", pop_by_search), ("02_fast_bpe.3", pop_and_keep)]
+ALSO_RIGHT = [("02_fast_bpe.3", pop_and_push_back), ("02_fast_bpe.3", pop_after_a_look)]
 
 WRONG = [
     ("02_fast_bpe.1", _longest_first, "may cost more later"),
@@ -97,6 +117,9 @@ WRONG = [
     ("02_fast_bpe.3", pop_the_greatest, "the least goes first"),
     ("02_fast_bpe.3", lambda heap, counts: min(counts, key=counts.get), "fallen to 0"),
     ("02_fast_bpe.3", lambda heap, counts: max(counts), "outdated"),
+    ("02_fast_bpe.3", pop_by_search, "pop goes through all of them"),
+    ("02_fast_bpe.3", pop_and_keep, "pop goes through all of them"),
+    ("02_fast_bpe.3", pop_first_of_equals, "the least goes first"),
     ("02_fast_bpe.3", PopForgets(), "returned again"),
 ]
 
