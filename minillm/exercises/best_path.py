@@ -46,7 +46,7 @@ def _long_text() -> tuple[str, Pairs, float]:
 @exercise(
     "08_best_path.1",
     "what must you know about a path to a place, besides its probability, to continue it?",
-    "what the future asks about belongs into the state: here the place and the last word",
+    "what the future asks about belongs in the state: here the place and the last word",
 )
 def segment(answer: Callable[[str, Pairs], list[str]]) -> str | None:
     rng = random.Random(4)

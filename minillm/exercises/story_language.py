@@ -72,9 +72,10 @@ def continuation(answer: Callable[..., float]) -> str | None:
 
 
 def _tied(chain: Chain) -> bool:
-    """Whether every text of a chain mentions again a card that was drawn."""
+    """Whether every text of a chain mentions again, telling it apart, a card that was drawn."""
     return any(
-        type(node) is Copy or (isinstance(node, Choice) and all(_tied(way) for _, way in node.ways))
+        (type(node) is Copy and len(set(node.texts())) > 1)
+        or (isinstance(node, Choice) and all(_tied(way) for _, way in node.ways))
         for node in chain.nodes
     )
 
@@ -101,5 +102,8 @@ def grammar(answer: Any) -> str | None:
             return "five equally likely texts have 2.322 bits; how many have 5?"
         return f"its entropy is {bits:.4f} bits, not 5"
     if not _tied(language.grammar.root):
-        return "some texts have no tie: in each, a card drawn once must be mentioned again"
+        return (
+            "some texts have no tie: in each, a card drawn once must be mentioned again, "
+            "in a form that differs from card to card"
+        )
     return None

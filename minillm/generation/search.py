@@ -20,7 +20,7 @@ __all__ = ["Hypothesis", "Step", "beam_search", "exhaustive_search", "viterbi_se
 def viterbi_segment(text: str, word_probs: Mapping[str, float]) -> list[str]:
     """The most probable way to cut `text` into words, each drawn by itself from `word_probs`.
 
-    A character that no word covers stands alone, at a thousandth of the rarest word's chance.
+    A character that is no word may stand alone, at a thousandth of the rarest word's chance.
     Raises: ValueError if a probability is not positive.
     """
     if any(p <= 0 for p in word_probs.values()):

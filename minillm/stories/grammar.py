@@ -76,7 +76,7 @@ class Copy(Text):
 
 
 class Draw(Copy):
-    """A slot filled now: any card of its pool, equally likely, but no card twice in a story."""
+    """A slot filled now: any card of its pool that is not on the table, equally likely."""
 
     def __init__(
         self, slot: str, pool: str, form: str, capital: bool, pools: dict, before: dict[str, str]

@@ -22,6 +22,12 @@ def grammar(names=4, things=8, story="{x:boys} has {y:toys}. Number {x.it} is gl
     return f"{pool('boys', names)}\n{pool('toys', things)}\nrule story\n- {story}\n"
 
 
+def same_for_all(names=4, things=8):
+    boys = "pool boys: the | he\n" + "".join(f"the {i:02}th boy | he\n" for i in range(names))
+    story = "{x:boys} has {y:toys}. Glad is {x.he}."
+    return f"{boys}\n{pool('toys', things)}\nrule story\n- {story}\n"
+
+
 def occurrences(token, pairs):
     return sum(second == token for _, second in pairs) / len(pairs)
 
@@ -61,6 +67,7 @@ WRONG = [
     ("01_story_language.3", grammar(names=12, things=12), "nats are"),
     ("01_story_language.3", grammar(story="{x:boys} has {y:toys}."), "no tie"),
     ("01_story_language.3", grammar(things=4, story=ONE_WAY), "some texts have no tie"),
+    ("01_story_language.3", same_for_all(), "differs from card to card"),
     ("01_story_language.3", grammar(story="{x} has {y:toys}."), "the compiler refuses it"),
     ("01_story_language.3", ["a", "b"], "not list"),
 ]
