@@ -41,8 +41,9 @@ def rope_periods(
 class Rotation:
     """The rotation of some positions: called on queries or keys, it turns them.
 
-    `cos` and `sin` hold one entry a coordinate and carry YaRN's factor; `signed_sin` is `sin`, but
-    negative for the first of each pair: x turns into x cos + partner signed_sin, in float32.
+    `cos` and `sin` hold one entry a coordinate and carry the scaling's factor; `signed_sin` is
+    `sin`, but negative for the first of each pair: x turns into x cos + partner signed_sin, in
+    float32.
 
     Shape: cos, sin (B, T, D) or (1, T, D); called on (B, H, T, D) -> (B, H, T, D)
     Raises: ValueError if the input has another number of positions or another head size.
