@@ -12,11 +12,11 @@ from torch.overrides import TorchFunctionMode
 from minillm.exercises import Unsolved, exercise
 
 
-def _close(ours: Tensor, expected: Tensor, tolerance: float = 1e-5) -> bool:
+def close(ours: Tensor, expected: Tensor, tolerance: float = 1e-5) -> bool:
     return torch.allclose(ours, expected.to(ours.dtype), atol=tolerance, rtol=tolerance)
 
 
-def _wrong_form(answer: Any, shape: tuple[int, ...], name: str, dtype: torch.dtype) -> str | None:
+def wrong_form(answer: Any, shape: tuple[int, ...], name: str, dtype: torch.dtype) -> str | None:
     """A sentence if `answer` is no tensor of this shape and kind."""
     if not isinstance(answer, Tensor):
         return f"{name} should be a tensor, but is a {type(answer).__name__}"
@@ -66,7 +66,7 @@ def _attend_causally(answer: Callable[[Tensor, Tensor, Tensor], Tensor]) -> str 
         except (RuntimeError, IndexError) as error:
             return f"for {T} queries and {S} keys of size {D} it raised: {error}"
         call = f"for {T} queries and {S} keys of size {D}, the result"
-        if finding := _wrong_form(out, (T, 3), call, torch.float32):
+        if finding := wrong_form(out, (T, 3), call, torch.float32):
             return finding
         raw = q @ k.T
         late = torch.arange(S) > torch.arange(T)[:, None] + S - T  # the future
@@ -75,7 +75,7 @@ def _attend_causally(answer: Callable[[Tensor, Tensor, Tensor], Tensor]) -> str 
         def result(scores: Tensor, forbidden: Tensor, v: Tensor = v) -> Tensor:
             return _softmax(scores.masked_fill(forbidden, -torch.inf)) @ v
 
-        if _close(out, result(raw / D**0.5, late)):
+        if close(out, result(raw / D**0.5, late)):
             continue
         if size > 1 and not out.isfinite().all():
             return (
@@ -103,7 +103,7 @@ def _attend_causally(answer: Callable[[Tensor, Tensor, Tensor], Tensor]) -> str 
             ),
         )
         for wrong, message in mistakes:
-            if _close(out.nan_to_num(), wrong.nan_to_num()):
+            if close(out.nan_to_num(), wrong.nan_to_num()):
                 return f"{message} ({T} queries, {S} keys of size {D})"
         t = int(((out - result(raw / D**0.5, late)).abs().amax(1) > 1e-5).nonzero()[0])
         return f"{call} is wrong from query {t} on"
@@ -156,7 +156,7 @@ def _predictions(answer: Any) -> str | None:
 def _prefix_mask(answer: Callable[[int, int, int], Tensor]) -> str | None:
     for P, T, S in [(2, 5, 5), (0, 4, 4), (5, 5, 5), (2, 3, 7), (4, 6, 7), (3, 1, 6)]:
         mask, call = answer(P, T, S), f"prefix_mask({P}, {T}, {S})"
-        if finding := _wrong_form(mask, (T, S), call, torch.bool):
+        if finding := wrong_form(mask, (T, S), call, torch.bool):
             return finding
         queries, keys = torch.arange(T)[:, None], torch.arange(S)
         causal, prefix = keys <= queries + S - T, keys < P
@@ -184,7 +184,7 @@ def _mended(answer: Callable[..., Tensor]) -> str | None:
     q, k, v = torch.randn(3, 3, 6, 4, generator=generator)
     real = torch.tensor([[0, 0, 1, 1, 1, 1], [1] * 6, [0] * 6]).bool()
     out = answer(q.clone(), k.clone(), v.clone(), real.clone())
-    if finding := _wrong_form(out, (3, 6, 4), "the result", torch.float32):
+    if finding := wrong_form(out, (3, 6, 4), "the result", torch.float32):
         return finding
 
     def variant(root: float, dim: int, late: bool) -> Tensor:
@@ -194,14 +194,14 @@ def _mended(answer: Callable[..., Tensor]) -> str | None:
         return _softmax(scores.masked_fill(~readable, -torch.inf), dim) @ v
 
     right = variant(2, -1, False)
-    if _close(out[:2], right[:2]) and out[2].isnan().any():
+    if close(out[:2], right[:2]) and out[2].isnan().any():
         return "a row without any word should give zeros, but gives NaN"
-    if _close(out[:2], right[:2]) and not _close(out[2], right[2]):
+    if close(out[:2], right[:2]) and not close(out[2], right[2]):
         return "a row without any word should give zeros, but it reads the padding"
-    if _close(out, right):
+    if close(out, right):
         k[0, 0] = 1000 * q[0].sign().sum(0)  # a padding place that scores by far the most
         loud = answer(q.clone(), k.clone(), v.clone(), real.clone())
-        if not _close(loud, variant(2, -1, False)):
+        if not close(loud, variant(2, -1, False)):
             return "where padding has by far the largest score, too little is left to divide by"
         return None
     lines = ("the divisor", "the direction of softmax", "masking after softmax")
@@ -209,13 +209,13 @@ def _mended(answer: Callable[..., Tensor]) -> str | None:
         for dim in (-1, 1):
             for late in (False, True):
                 there = [x for x, w in zip(lines, (root != 2, dim == 1, late), strict=True) if w]
-                if there and _close(out[:2].nan_to_num(), variant(root, dim, late)[:2]):
+                if there and close(out[:2].nan_to_num(), variant(root, dim, late)[:2]):
                     return f"mistakes that are still there: {', '.join(there)}"
     both = torch.arange(6) <= torch.arange(6)[:, None]
     scores = (q @ k.mT / 2).masked_fill(~(both & real[:, None, :]), -torch.inf)
-    if _close(out[1], (_softmax(scores) @ v)[1]):
+    if close(out[1], (_softmax(scores) @ v)[1]):
         return "a causal mask was not asked for: every word may read every other"
-    if _close(out[1], right[1]):
+    if close(out[1], right[1]):
         return "right without padding, wrong with it: which *keys* are padding, in which text?"
     return "wrong even for a text without padding: compute one query with a loop and compare"
 

@@ -11,22 +11,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from minillm.exercises import exercise
+from minillm.exercises.attention import close, wrong_form
 from minillm.nn.attention import attention, build_mask
-
-
-def _close(ours: Tensor, expected: Tensor, tolerance: float = 1e-5) -> bool:
-    return torch.allclose(ours, expected.to(ours.dtype), atol=tolerance, rtol=tolerance)
-
-
-def _wrong_form(answer: Any, shape: tuple[int, ...], name: str, dtype: torch.dtype) -> str | None:
-    """A sentence if `answer` is no tensor of this shape and kind."""
-    if not isinstance(answer, Tensor):
-        return f"{name} should be a tensor, but is a {type(answer).__name__}"
-    if tuple(answer.shape) != tuple(shape):
-        return f"{name} should have shape {tuple(shape)}, but has {tuple(answer.shape)}"
-    if answer.dtype != dtype:
-        return f"{name} should be of type {dtype}, but is {answer.dtype}"
-    return None
 
 
 @exercise(
@@ -37,22 +23,22 @@ def _wrong_form(answer: Any, shape: tuple[int, ...], name: str, dtype: torch.dty
 def _warm_softmax(answer: Callable[[Tensor, float], Tensor]) -> str | None:
     x = torch.randn(3, 5, generator=torch.Generator().manual_seed(1))
     probs = answer(x, 2.5)
-    if finding := _wrong_form(probs, (3, 5), "the result for a (3, 5) tensor", torch.float32):
+    if finding := wrong_form(probs, (3, 5), "the result for a (3, 5) tensor", torch.float32):
         return finding
-    if not _close(probs.sum(-1), torch.ones(3)):
+    if not close(probs.sum(-1), torch.ones(3)):
         sums = [round(s, 4) for s in probs.sum(-1).tolist()]
         return f"the rows should sum to 1 along the last dimension, but sum to {sums}"
-    if _close(probs, torch.softmax(x * 2.5, -1)):
+    if close(probs, torch.softmax(x * 2.5, -1)):
         return "you multiply by the temperature: a higher temperature should make weights more even"
-    if _close(probs, torch.softmax(x, -1)):
+    if close(probs, torch.softmax(x, -1)):
         return "the temperature has no effect"
-    if not _close(probs, torch.softmax(x / 2.5, -1)):
+    if not close(probs, torch.softmax(x / 2.5, -1)):
         return "the weights at temperature 2.5 are not the softmax of x / 2.5"
     high = torch.tensor([[1000.0, 999.0, 0.0], [-2000.0, -2001.0, -2000.0]])
-    if not _close(answer(high, 0.5), torch.softmax(high / 0.5, -1)):
+    if not close(answer(high, 0.5), torch.softmax(high / 0.5, -1)):
         return "scores of 1000 and -2000 come out wrong: subtract the maximum before exp"
     empty = torch.tensor([[-torch.inf, -torch.inf], [0.0, -torch.inf]])
-    if not _close(answer(empty, 2.0), torch.tensor([[0.0, 0.0], [1.0, 0.0]])):
+    if not close(answer(empty, 2.0), torch.tensor([[0.0, 0.0], [1.0, 0.0]])):
         return f"a row of -inf should give zeros, but gives {answer(empty, 2.0)[0].tolist()}"
     return None
 
@@ -83,7 +69,7 @@ def _merge(answer: Callable[..., tuple[Tensor, Tensor]]) -> str | None:
             return "return two tensors, (out, lse)"
         out, lse = found
         for x, like, part in ((out, expected_out, "out"), (lse, expected_lse, "lse")):
-            if finding := _wrong_form(x, like.shape, part, torch.float32):
+            if finding := wrong_form(x, like.shape, part, torch.float32):
                 return finding
         if finding := _merge_finding(out, lse, halves, expected_out, expected_lse):
             return finding + name
@@ -95,19 +81,19 @@ def _merge_finding(
 ) -> str | None:
     (out_a, lse_a), (out_b, lse_b) = halves
     some = torch.isfinite(expected_lse)
-    if _close(out[some], ((out_a + out_b) / 2)[some]):
+    if close(out[some], ((out_a + out_b) / 2)[some]):
         return "you average the halves: the one with the larger log-sum-exp should weigh more"
     if out[some].isnan().any() or not out[some].isfinite().all():
         return "out holds NaN or infinity"
     if out[~some].isnan().any() or lse[~some].isnan().any():
         return "a query that may read nothing in either half gives NaN: out should be 0, lse -inf"
-    if not _close(out, expected_out, 1e-4):
+    if not close(out, expected_out, 1e-4):
         larger = torch.maximum(lse_a, lse_b)[..., None]
         undivided = expected_out * torch.exp(expected_lse[..., None] - larger)
-        if _close(out[some], undivided[some], 1e-4):
+        if close(out[some], undivided[some], 1e-4):
             return "the weights of the two halves should sum to 1: divide by their sum"
         return "out is not the attention over all keys"
-    if not _close(lse, expected_lse, 1e-4):
+    if not close(lse, expected_lse, 1e-4):
         return "out is right, but lse is not log(exp(lse_a) + exp(lse_b)): merging again would fail"
     return None
 
@@ -139,17 +125,17 @@ def _window_attention(answer: Callable[..., Tensor]) -> str | None:
     for T, window in [(12, 4), (12, 1), (13, 5), (3, 8), (64, 16), (1, 1), (50, 7)]:
         q, k, v = (torch.randn(2, 2, T, 8, generator=generator) for _ in range(3))
         out, call = answer(q, k, v, window), f"{T} positions with a window of {window}"
-        if finding := _wrong_form(out, (2, 2, T, 8), f"for {call}, the result", torch.float32):
+        if finding := wrong_form(out, (2, 2, T, 8), f"for {call}, the result", torch.float32):
             return finding
         places = torch.arange(T)
         masks = [build_mask(places, places, window=w) for w in (window, window + 1)]
-        if _close(out, attention(q, k, v, mask=masks[0])):
+        if close(out, attention(q, k, v, mask=masks[0])):
             continue
-        if _close(out, attention(q, k, v, mask=masks[1])):
+        if close(out, attention(q, k, v, mask=masks[1])):
             return f"for {call}, a query reads one key too many: the window includes itself"
         if out.isnan().any():
             return f"for {call}, the result holds NaN"
-        if _close(out, attention(q, k, v, mask=masks[0], scale=1.0)):
+        if close(out, attention(q, k, v, mask=masks[0], scale=1.0)):
             return f"for {call}, the scores are not divided by the root of D"
         error = (out - attention(q, k, v, mask=masks[0])).abs().amax((0, 1, 3))
         t = (error > 1e-5).nonzero()[0].item()
