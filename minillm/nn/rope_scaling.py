@@ -1,4 +1,4 @@
-"""Rotary embedding stretched to longer contexts, and ALiBi, a bias by distance (notebook 05)."""
+"""Rotary embedding stretched to longer contexts, and ALiBi. Explained in deeper/05_long_context."""
 
 # Built from notebooks/deeper/05_long_context.ipynb: edit there, then make build.
 

@@ -1,6 +1,6 @@
 """Stories told so that more can be learnt from each: small decks of cards, exact targets.
 
-Written by hand; the cards are explained in notebook 01, what this is good for in 10.
+Written by hand; the cards are explained in deeper/01_story_language, what this is good for in 10.
 """
 
 import random
