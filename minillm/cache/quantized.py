@@ -1,6 +1,9 @@
-"""A cache in int8, with a scale for each token and head (notebook 07)."""
+"""A cache in int8, with a scale for each token and head.
 
-# Built from notebooks/07_cache.ipynb: edit there, then make build.
+Explained in notebooks/deeper/07_serving_caches.ipynb.
+"""
+
+# Built from notebooks/deeper/07_serving_caches.ipynb: edit there, then make build.
 
 import torch
 from torch import Tensor

@@ -1,6 +1,9 @@
-"""A cache that keeps the last positions only: a ring for sliding windows (notebook 07)."""
+"""A cache that keeps the last positions only: a ring for sliding windows.
 
-# Built from notebooks/07_cache.ipynb: edit there, then make build.
+Explained in notebooks/deeper/07_serving_caches.ipynb.
+"""
+
+# Built from notebooks/deeper/07_serving_caches.ipynb: edit there, then make build.
 
 from typing import Any
 

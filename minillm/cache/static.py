@@ -1,6 +1,9 @@
-"""A cache whose buffers never grow: fixed slots, fit for compiled decoding (notebook 07)."""
+"""A cache whose buffers never grow: fixed slots, fit for compiled decoding.
 
-# Built from notebooks/07_cache.ipynb: edit there, then make build.
+Explained in notebooks/deeper/07_serving_caches.ipynb.
+"""
+
+# Built from notebooks/deeper/07_serving_caches.ipynb: edit there, then make build.
 
 import copy
 from typing import Any

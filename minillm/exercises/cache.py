@@ -1,82 +1,252 @@
-"""Graders of notebook 07: bytes of a cache, a ring's slots, ends in a batch, attention sinks."""
+"""Graders of notebook 07: a cached head, what it costs, lost positions, ends in a batch, reuse."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
+from minillm.cache.base import DynamicLayer, KVCache
 from minillm.exercises import Unsolved, exercise
+from minillm.nn.attention import attention
+from minillm.nn.rope import RotaryEmbedding
 
-# layers, key/value heads, key size, value size, length, window, bytes a number
-SHAPES = (
-    (61, 1, 512, 64, 1000, None, 2),
-    (32, 8, 128, 128, 4000, None, 2),
-    (2, 3, 4, 6, 7, None, 4),
-    (32, 8, 128, 128, 9000, 4096, 2),
-    (32, 8, 128, 128, 100, 4096, 2),
+
+class _Counted(nn.Linear):
+    """A projection that counts the positions it was given."""
+
+    positions = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.positions += x.shape[-2]
+        return super().forward(x)
+
+
+def _outputs(x: Tensor, parts: Sequence[nn.Linear], rope: Any, pieces: list[int], how: str) -> list:
+    """What each piece of x should read, or would read after a well-known mistake."""
+    kept: list[tuple[Tensor, Tensor]] = []
+    found, past = [], 0
+    for piece in x.split(pieces, dim=1):
+        T = piece.shape[1]
+        first = 0 if how == "restart" else past
+        turn = rope(torch.arange(first, first + T)[None])
+        q, k, v = (nn.functional.linear(piece, p.weight)[:, None] for p in parts)
+        kept.append((k if how == "plain keys" else turn(k), v))
+        keys, values = (torch.cat(tensors, dim=2) for tensors in zip(*kept, strict=True))
+        mask = torch.ones(T, past + T, dtype=torch.bool)
+        if how != "no mask":
+            mask = mask.tril(0 if how == "corner" else past)
+        found.append(attention(turn(q), keys, values, mask=mask)[:, 0])
+        past += T
+    return found
+
+
+MISTAKES = {
+    "restart": "the new ones were turned as if they stood at position 0",
+    "no mask": "new positions read those after them",
+    "corner": "the mask is not aligned with the end of the keys: the first new query must read "
+    "all that was there before",
+    "plain keys": "keys have to be turned as well as queries, each by its own position",
+}
+
+
+@exercise(
+    "07.1",
+    "which two tensors of earlier positions does a new query need, and at which position does it "
+    "stand?",
+    "keys (already turned) and values are all that has to stay; queries are used once",
 )
+def _cached_head(answer: Callable[..., Any]) -> str | None:
+    with torch.no_grad():
+        for pieces in ([4, 1, 1], [1] * 6, [3, 2, 1], [6]):
+            message = _run_head(answer, pieces)
+            if message:
+                return message
+        return _run_two(answer)
 
 
-@exercise("07.1", "Write cache_bytes: how many bytes the keys and values of one text take.")
-def _cache_bytes(answer: Callable[..., int]) -> str | None:
-    for layers, heads, key_dim, value_dim, length, window, size in SHAPES:
-        kept = length if window is None else min(length, window)
-        want = layers * heads * (key_dim + value_dim) * kept * size
-        shape = (layers, heads, key_dim, value_dim, length)
-        got = answer(*shape, window=window, bytes_per_number=size)
-        if got == want:
-            continue
-        case = f"{shape} with window={window}"
-        if got * layers == want:
-            return f"{case}: that is one layer of {layers}, each has keys and values of its own"
-        if got * size == want:
-            return f"{case}: you count numbers, of {size} bytes each"
-        if got == layers * heads * key_dim * kept * size:
-            return f"{case}: you count the keys only, values are kept as well"
-        if key_dim != value_dim and got == 2 * layers * heads * key_dim * kept * size:
-            return f"{case}: values have {value_dim} numbers here, not as many as keys"
-        if window is not None and got * kept == want * length:
-            return f"{case}: a window of {window} keeps no more than {window} positions"
-        if window is not None and got * kept == want * window:
-            return f"{case}: only {length} positions are there to be kept"
-        return f"{case}: {want} bytes, not {got}"
+def _head(seed: int) -> tuple[list[_Counted], RotaryEmbedding, Tensor]:
+    torch.manual_seed(seed)
+    parts = [_Counted(6, 8, bias=False) for _ in range(3)]
+    return parts, RotaryEmbedding(8, base=100.0), torch.randn(2, 6, 6)
+
+
+def _run_head(answer: Callable[..., Any], pieces: list[int]) -> str | None:
+    parts, rope, x = _head(0)
+    head, past = answer(*parts, rope), 0
+    expected = _outputs(x, parts, rope, pieces, "right")
+    mistaken = {how: _outputs(x, parts, rope, pieces, how) for how in MISTAKES}
+    for i, (piece, want) in enumerate(zip(x.split(pieces, dim=1), expected, strict=True)):
+        got = head.read(piece)
+        if got is None or got is ...:
+            raise Unsolved
+        case = f"{piece.shape[1]} new positions after {past}"
+        if tuple(got.shape) != tuple(want.shape):
+            return (
+                f"{case}: read should return what the new ones read, "
+                f"{tuple(want.shape)}, not {tuple(got.shape)}"
+            )
+        past += piece.shape[1]
+        if not torch.allclose(got, want, atol=1e-4):
+            for how, outputs in mistaken.items():
+                if torch.allclose(got, outputs[i], atol=1e-4):
+                    return f"{case}: {MISTAKES[how]}"
+            where = "compare with one_head" if i == 0 else "is something kept twice, or not turned?"
+            return f"{case}: off by up to {(got - want).abs().max():.2f}; {where}"
+        most = max(part.positions for part in parts)
+        if most > past:
+            return (
+                f"{case}: right, but a projection has seen {most} positions where {past} have "
+                "passed: keep its results instead of computing them again"
+            )
     return None
 
 
-@exercise("07.2", "Write ring_positions: the position in each slot of a ring, -1 where none is.")
-def _ring_positions(answer: Callable[[int, int], Any]) -> str | None:
-    for window in (4, 1, 5):
-        for length in (*range(2 * window + 2), 1000):
-            want = [-1] * window
-            for position in range(max(0, length - window), length):
-                want[position % window] = position
-            got = [int(p) for p in answer(length, window)]
-            if got == want:
-                continue
-            case = f"after {length} tokens in a ring of {window}"
-            if len(got) != window:
-                return f"{case} there are {window} slots, you give {len(got)}"
-            if sorted(got) == sorted(want):
-                return f"{case} the positions are right, but position p lies in slot p % {window}"
-            if length in got and length > 0:
-                return f"{case} the newest position is {length - 1}, counting from 0"
-            if length < window and -1 not in got:
-                return f"{case} slots {length} and up are still empty: -1"
-            return f"{case} the slots hold {want}, not {got}"
+def _run_two(answer: Callable[..., Any]) -> str | None:
+    parts, rope, x = _head(1)
+    one, other = answer(*parts, rope), answer(*parts, rope)
+    one.read(x[:, :3])
+    if not torch.allclose(other.read(x[:, :2]), _outputs(x, parts, rope, [2, 4], "right")[0]):
+        return "two heads share what they keep: it belongs to the object (self), not to the class"
+    return None
+
+
+PREDICTED: dict[str, Any] = {
+    "positions computed without a cache": sum(range(100, 120)),
+    "positions computed with a cache": 119,
+    "positions in the cache at the end": 119,
+    "mask of the last step": (1, 119),
+    "bytes of the cache at the end": 3 * 2 * (16 + 16) * 119 * 4,
+}
+HINTS: dict[tuple[str, Any], str] = {
+    ("positions computed without a cache", 2210): "the first step reads 100 tokens, not 101",
+    ("positions computed without a cache", 2310): "the last token is drawn, nobody reads it",
+    ("positions computed without a cache", 2400): "the text grows by one token a step",
+    ("positions computed without a cache", 2000): "the text grows by one token a step",
+    ("positions computed with a cache", 120): "the last token is drawn, nobody reads it",
+    ("positions computed with a cache", 20): "the prompt has to be read, too",
+    ("positions computed with a cache", 19): "the prompt has to be read, too",
+    ("positions in the cache at the end", 120): "the last token is drawn, nobody reads it",
+    ("positions in the cache at the end", 20): "the prompt is kept, too",
+    ("mask of the last step", (1, 1)): "the query reads all that is kept",
+    ("mask of the last step", (1, 118)): "the new token reads itself, too",
+    ("mask of the last step", (1, 120)): "the last token is drawn, nobody reads it",
+    ("mask of the last step", (119, 119)): "with a cache, a step has one query",
+    ("mask of the last step", (119, 1)): "queries first: (T, S)",
+    ("bytes of the cache at the end", 45_696): "keys and values are kept",
+    ("bytes of the cache at the end", 30_464): "each of the 3 layers keeps its own",
+    ("bytes of the cache at the end", 92_160): "119 positions are kept, the last token is not",
+}
+
+
+@exercise(
+    "07.2",
+    "go through three steps on paper: what goes into the model, what is in the cache before and "
+    "after?",
+    "with a cache each position is computed once, and the last token drawn is never read",
+)
+def _predict(answer: Any) -> str | None:
+    answer = answer() if callable(answer) else answer
+    if not isinstance(answer, dict) or answer.keys() != PREDICTED.keys():
+        return "the answer is a dictionary with the five questions as keys, as it was given"
+    if all(value is ... for value in answer.values()):
+        raise Unsolved
+    for question, wanted in PREDICTED.items():
+        value = answer[question]
+        if value is ...:
+            return f"{question}: not filled in yet"
+        value = tuple(value) if isinstance(value, list) else value
+        if value != wanted:
+            hint = HINTS.get((question, value), "write down the first two steps and the last")
+            if question.startswith("bytes") and isinstance(value, int) and value * 4 == wanted:
+                hint = "a number in float32 has 4 bytes"
+            return f"{question}: not {value}; {hint}"
+    return None
+
+
+class _Length:
+    """A cache of which only the length matters."""
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+
+
+class _Written:
+    """A model that writes down what it is given; its logits depend on tokens and positions."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[list[int], int, int]] = []
+
+    def __call__(self, ids: Tensor, cache: _Length, first: int | None = None) -> Tensor:
+        past = cache.length
+        first = past if first is None else int(first)
+        self.calls.append((ids[0].tolist(), first, past))
+        cache.length += ids.shape[1]
+        places = torch.arange(first, first + ids.shape[1])
+        return torch.nn.functional.one_hot((7 * ids + 3 * places + 1) % 11, 11).float()
+
+
+@exercise(
+    "07.3",
+    "try prompts of one token and of four: where does the second call say that its token stands?",
+    "only the cache knows how much is past; a prompt of one token hides the mistake",
+)
+def _mended(answer: Callable[..., Any]) -> str | None:
+    for past, prompt in ((0, [5]), (0, [3, 1, 4, 1]), (6, [2, 7]), (3, [8])):
+        model, cache, ids = _Written(), _Length(past), torch.tensor([prompt])
+        got = answer(model, cache, ids, 5)
+        case = f"a prompt of {len(prompt)} tokens" + (f" after {past} in the cache" if past else "")
+        length, last = past, prompt
+        for step, (tokens, first, _) in enumerate(model.calls):
+            if step and len(tokens) > 1:
+                return (
+                    f"{case}: call {step + 1} gets {len(tokens)} tokens, but the cache holds "
+                    "the earlier ones already: give it the new token only"
+                )
+            if tokens != last and step == 0:
+                return f"{case}: the first call should get the prompt {prompt}, not {tokens}"
+            if first != length:
+                return f"{case}: a token that comes after {length} others was put at {first}"
+            length += len(tokens)
+        if len(model.calls) != 5:
+            return f"{case}: 5 new tokens need 5 calls of the model, not {len(model.calls)}"
+        want = list(prompt)
+        for step in range(5):
+            want.append((7 * want[-1] + 3 * (past + len(prompt) - 1 + step) + 1) % 11)
+        if got.tolist() != [want]:
+            return f"{case}: the answer should be {[want]}, not {got.tolist()}"
     return None
 
 
 BATCHES = (
     [[3, 9, 4, 4, 1], [2, 2, 2, 9, 5], [1, 2, 3, 4, 5], [9, 9, 1, 1, 9]],
+    [[0, 3, 0, 9, 2], [0, 0, 0, 0, 0], [4, 0, 5, 6, 9]],  # the pad is a token like others
     [[9, 1], [1, 9], [1, 1]],
     [[4, 4, 4]],
 )
+NUMBERS = {Tensor.tolist, Tensor.item, Tensor.numpy, Tensor.__iter__, Tensor.__int__, Tensor.unbind}
 
 
-@exercise("07.3", "Write finish: pad what follows each row's first end, and give the lengths.")
+class _NoLoops(TorchFunctionMode):
+    """Notes when tensors become Python numbers or rows, and counts how often they are indexed."""
+
+    looped, indexed = False, 0
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.looped |= func in NUMBERS
+        self.indexed += func in (Tensor.__getitem__, Tensor.__setitem__)
+        return func(*args, **(kwargs or {}))
+
+
+@exercise(
+    "07.4",
+    "how many ends has a row had *before* each of its tokens?",
+    "a running count along the time says what comes after the first end; the count along the "
+    "batch would mix texts",
+)
 def _finish(answer: Callable[[Tensor, int, int], tuple[Tensor, Tensor]]) -> str | None:
     for rows in BATCHES:
         wanted, lengths = [], []
@@ -85,7 +255,9 @@ def _finish(answer: Callable[[Tensor, int, int], tuple[Tensor, Tensor]]) -> str 
             wanted.append(row[:length] + [0] * (len(row) - length))
             lengths.append(length)
         ids = torch.tensor(rows)
-        got, got_lengths = (x.tolist() for x in answer(ids, 9, 0))
+        with _NoLoops() as watch:
+            answered = answer(ids, 9, 0)
+        got, got_lengths = (x.tolist() for x in answered)
         if ids.tolist() != rows:
             return "you changed the ids that you were given: work on a copy"
         message = _wrong_row(rows, wanted, got)
@@ -94,7 +266,11 @@ def _finish(answer: Callable[[Tensor, int, int], tuple[Tensor, Tensor]]) -> str 
         for row, want, found in zip(rows, lengths, got_lengths, strict=True):
             if found != want:
                 hint = "the end counts" if found == want - 1 else "a row without end is whole"
+                if found == sum(token != 0 for token in row[:want]):
+                    hint = "a 0 in the text is a token like others"
                 return f"the length of {row} with end 9 is {want}, not {found}: {hint}"
+        if watch.looped or watch.indexed > 6:
+            return "the numbers are right, but you walk through rows or tokens in Python"
     return None
 
 
@@ -113,44 +289,63 @@ def _wrong_row(rows: list[list[int]], wanted: list[list[int]], got: list[list[in
     return None
 
 
-@exercise("07.4", "Write SinkLayer: keep the first `sinks` positions and the last `window` ones.")
-def _sink_layer(answer: Callable[[int, int], Any]) -> str | None:
-    for sinks, window in ((2, 3), (1, 4), (4, 1), (0, 3)):
-        for chunks in ([1] * 12, [9, 1, 1], [2, 3, 1, 4, 1], [1, 12, 1]):
-            message = _run_sinks(answer(sinks, window), sinks, window, chunks)
-            if message:
-                return f"with sinks={sinks}, window={window}, chunks of {chunks}: {message}"
+class _Summed:
+    """A model that keeps its tokens as keys; its logits tell what it has read, and where."""
+
+    def __init__(self) -> None:
+        self.computed = 0
+
+    def __call__(self, ids: Tensor, cache: KVCache) -> Tensor:
+        self.computed += ids.shape[1]
+        tokens = ids[:, None, :, None].float()
+        keys, _ = cache[0].update(tokens, tokens)
+        places = torch.arange(1, keys.shape[2] + 1)
+        sums = (keys[0, 0, :, 0] * places.sqrt()).cumsum(0)[-ids.shape[1] :]
+        return torch.stack([sums, sums.sin(), sums.cos()], dim=-1)[None]  # (1, T, 3)
+
+
+CHATS = (
+    ([], [4, 7, 2]),
+    ([4, 7, 2], [4, 7, 2, 8, 5]),
+    ([4, 7, 2, 8, 5], [4, 7, 6, 8, 5, 1]),
+    ([4, 7, 6, 8], [4, 7, 6, 8]),
+    ([4, 7, 6, 8, 3], [4, 7]),
+    ([4, 7, 6], [9, 7, 6]),
+)
+
+
+@exercise(
+    "07.5",
+    "what do `held` and `ids` have in common, and how little may the model read to give logits?",
+    "a cache can be cut back to what two texts have in common; this is how chats are served",
+)
+def _ask(answer: Callable[..., Any]) -> str | None:
+    for held, ids in CHATS:
+        cache, model = KVCache([DynamicLayer(1, 1, 1, 1)]), _Summed()
+        if held:
+            model(torch.tensor([held]), cache)
+        want = _Summed()(torch.tensor([ids]), KVCache([DynamicLayer(1, 1, 1, 1)]))[:, -1]
+        model.computed = 0
+        case = f"held {held}, ids {ids}"
+        try:
+            got = answer(model, cache, list(held), list(ids))
+        except ValueError as error:
+            if "at least one new position" not in str(error):
+                raise
+            return f"{case}: nothing new is left to read, but logits need at least one position"
+        if tuple(got.shape) != (1, 3):
+            return f"{case}: the logits of the last position are (1, V), not {tuple(got.shape)}"
+        if cache.length != len(ids):
+            return f"{case}: the cache should hold {len(ids)} positions now, not {cache.length}"
+        kept = cache[0].update(torch.zeros(1, 1, 1, 1), torch.zeros(1, 1, 1, 1))[0]
+        inside = [int(x) for x in kept[0, 0, :-1, 0].tolist()]
+        if inside != ids:
+            return f"{case}: the cache holds {inside} now"
+        if not torch.allclose(got, want, atol=1e-4):
+            return f"{case}: these are not the logits after the last token"
+        common = 0
+        while common < min(len(held), len(ids) - 1) and held[common] == ids[common]:
+            common += 1
+        if model.computed > len(ids) - common:
+            return f"{case}: {model.computed} positions computed, {len(ids) - common} would do"
     return None
-
-
-def _run_sinks(layer: Any, sinks: int, window: int, chunks: list[int]) -> str | None:
-    start, everything = 0, torch.arange(sum(chunks), dtype=torch.float32)
-    for T in chunks:
-        held = [p for p in range(start) if p < sinks or p >= start - window]
-        want = held + list(range(start, start + T))
-        keys = everything[start : start + T].view(1, 1, T, 1).expand(2, 3, T, 4)
-        given = layer.key_positions(T)
-        if given is None:
-            raise Unsolved
-        told = torch.as_tensor(given).tolist()
-        k, v = layer.update(keys, -keys[..., :2])
-        case = f"{T} new after {start}"
-        if told != want:
-            return f"{case}: key_positions says {told} where {want} is due{_hint(told, want)}"
-        if k.shape != (2, 3, len(want), 4) or v.shape != (2, 3, len(want), 2):
-            shapes = f"{tuple(k.shape)} and {tuple(v.shape)}"
-            return f"{case}: update returns {shapes}, not {len(want)} positions"
-        read = k[1, 2, :, 3].tolist()
-        if read != want:
-            return f"{case}: update returns keys of {[int(p) for p in read]}, it should be {want}"
-        if (v[..., 0] != -k[..., 0]).any():
-            return f"{case}: the values do not belong to their keys"
-        start += T
-    return None
-
-
-def _hint(told: list[int], want: list[int]) -> str:
-    if len(set(told)) < len(told):
-        return "; a position is there twice"
-    missing = sorted(set(want) - set(told))
-    return f"; {missing} should be there" if missing else "; some should have been dropped"

@@ -3,44 +3,161 @@
 import torch
 
 from minillm.exercises import grade
+from minillm.nn.attention import attention
 
 
-def cache_bytes(layers, kv_heads, key_dim, value_dim, length, *, window=None, bytes_per_number=2):
-    kept = length if window is None else min(length, window)
-    return layers * kv_heads * (key_dim + value_dim) * kept * bytes_per_number
+class Head:
+    """Right: the turned keys and the values, glued."""
+
+    def __init__(self, q_proj, k_proj, v_proj, rope):
+        self.parts, self.rope, self.kept = (q_proj, k_proj, v_proj), rope, None
+
+    @property
+    def past(self):
+        return 0 if self.kept is None else self.kept[0].shape[2]
+
+    def keep(self, k, v):
+        if self.kept is not None:
+            k, v = (torch.cat(pair, 2) for pair in zip(self.kept, (k, v), strict=True))
+        self.kept = k, v
+        return k, v
+
+    def mask(self, T, S):
+        return torch.ones(T, S, dtype=torch.bool).tril(S - T)
+
+    def first(self, T):
+        return self.past
+
+    def read(self, x):
+        T = x.shape[1]
+        first = self.first(T)
+        turn = self.rope(torch.arange(first, first + T)[None])
+        q, k, v = (part(x)[:, None] for part in self.parts)
+        k, v = self.keep(turn(k), v)
+        return attention(turn(q), k, v, mask=self.mask(T, k.shape[2]))[:, 0]
 
 
-def keys_only(layers, kv_heads, key_dim, value_dim, length, *, window=None, bytes_per_number=2):
-    return cache_bytes(
-        layers, kv_heads, key_dim, 0, length, window=window, bytes_per_number=bytes_per_number
-    )
+class TurnsLate:
+    """Right: keys are kept plain, and turned each by its own position when they are read."""
+
+    def __init__(self, q_proj, k_proj, v_proj, rope):
+        self.parts, self.rope, self.k, self.v = (q_proj, k_proj, v_proj), rope, [], []
+
+    def read(self, x):
+        past, T = sum(k.shape[1] for k in self.k), x.shape[1]
+        q, k, v = (part(x) for part in self.parts)
+        self.k, self.v = [*self.k, k], [*self.v, v]
+        k, v = torch.cat(self.k, 1)[:, None], torch.cat(self.v, 1)[:, None]
+        positions = torch.arange(past + T)[None]
+        q, k = self.rope(positions[:, past:])(q[:, None]), self.rope(positions)(k)
+        return attention(q, k, v, is_causal=True)[:, 0]
 
 
-def values_like_keys(layers, kv_heads, key_dim, value_dim, length, **options):
-    return cache_bytes(layers, kv_heads, key_dim, key_dim, length, **options)
+class Restarts(Head):
+    def first(self, T):
+        return 0
 
 
-def windowless(*shape, window=None, **options):
-    return cache_bytes(*shape, **options)
+class Unmasked(Head):
+    def mask(self, T, S):
+        return None
 
 
-def always_full(layers, kv_heads, key_dim, value_dim, length, *, window=None, **options):
-    return cache_bytes(layers, kv_heads, key_dim, value_dim, window or length, **options)
+class Corner(Head):
+    def mask(self, T, S):
+        return torch.ones(T, S, dtype=torch.bool).tril()
 
 
-def numbers(*shape, window=None, bytes_per_number=2):
-    return cache_bytes(*shape, window=window, bytes_per_number=1)
+class EveryOutput(Head):
+    def read(self, x):
+        self.x = torch.cat((self.x, x), 1) if self.kept else x
+        self.kept = None
+        out = super().read(self.x)
+        return out
 
 
-def ring(length, window, shift=0, empty=-1):
-    slots = [empty] * window
-    for p in range(max(0, length - window), length):
-        slots[(p + shift) % window] = p
-    return slots
+class Again(EveryOutput):
+    def read(self, x):
+        return super().read(x)[:, -x.shape[1] :]
 
 
-def one_based(length, window):
-    return [p + 1 if p >= 0 else p for p in ring(length, window)]
+class Shared(Head):
+    store = {}  # noqa: RUF012 (the mistake)
+
+    @property
+    def kept(self):
+        return self.store.get(self.parts[0])
+
+    @kept.setter
+    def kept(self, value):
+        if value is not None:
+            self.store[self.parts[0]] = value
+
+
+class Unturned(Head):
+    """Keeps plain keys, and turns all of them by the positions of the new ones."""
+
+    def read(self, x):
+        T = x.shape[1]
+        turn = self.rope(torch.arange(self.past, self.past + T)[None])
+        q, k, v = (part(x)[:, None] for part in self.parts)
+        k, v = self.keep(k, v)
+        return attention(turn(q), k, v, mask=self.mask(T, k.shape[2]))[:, 0]
+
+
+PREDICTED = {
+    "positions computed without a cache": 2190,
+    "positions computed with a cache": 119,
+    "positions in the cache at the end": 119,
+    "mask of the last step": (1, 119),
+    "bytes of the cache at the end": 91_392,
+}
+
+
+def mended(model, cache, ids, num_new):
+    new = ids
+    for _ in range(num_new):
+        logits = model(new, cache, first=cache.length)
+        new = logits[:, -1:].argmax(-1)
+        ids = torch.cat((ids, new), dim=1)
+    return ids
+
+
+def broken(model, cache, ids, num_new):
+    new = ids
+    for step in range(num_new):
+        logits = model(new, cache, first=step)
+        new = logits[:, -1:].argmax(-1)
+        ids = torch.cat((ids, new), dim=1)
+    return ids
+
+
+def cold_only(model, cache, ids, num_new):
+    new, prompt = ids, ids.shape[1]
+    for step in range(num_new):
+        logits = model(new, cache, first=prompt + step - 1 if step else 0)
+        new = logits[:, -1:].argmax(-1)
+        ids = torch.cat((ids, new), dim=1)
+    return ids
+
+
+def whole_text(model, cache, ids, num_new):
+    for _ in range(num_new):
+        ids = torch.cat((ids, model(ids, cache)[:, -1:].argmax(-1)), dim=1)
+    return ids
+
+
+def one_too_far(model, cache, ids, num_new):
+    new = ids
+    for step in range(num_new):
+        logits = model(new, cache, first=cache.length + (step > 0))
+        new = logits[:, -1:].argmax(-1)
+        ids = torch.cat((ids, new), dim=1)
+    return ids
+
+
+def only_the_new(model, cache, ids, num_new):
+    return mended(model, cache, ids, num_new)[:, ids.shape[1] :]
 
 
 def finish(ids, end, pad, dim=1, keep=True):
@@ -48,6 +165,13 @@ def finish(ids, end, pad, dim=1, keep=True):
     after = ended.cumsum(dim) - (ended if keep else 0) > 0
     lengths = (ended.cumsum(1) - ended == 0).sum(1)
     return ids.masked_fill(after, pad), lengths
+
+
+def finish_by_first_end(ids, end, pad):
+    """Right, in another way: the place of the first end, if there is one."""
+    places = torch.arange(ids.shape[1])
+    first = torch.where(ids == end, places, ids.shape[1] - 1).min(1).values
+    return torch.where(places <= first[:, None], ids, pad), first + 1
 
 
 def finish_in_place(ids, end, pad):
@@ -64,98 +188,120 @@ def first_end(ids, end, pad):  # argmax is 0 where there is no end
     return finish(ids, end, pad)[0], (ids == end).int().argmax(1) + 1
 
 
-class Sinks:
-    """Right: what is kept and what is returned, by position."""
-
-    def __init__(self, sinks, window):
-        self.sinks, self.window, self.length = sinks, window, 0
-        self.positions, self.kept = torch.arange(0), None
-
-    def key_positions(self, num_new):
-        return torch.cat([self.positions, torch.arange(self.length, self.length + num_new)])
-
-    def keep(self, positions):
-        return (positions < self.sinks) | (positions >= self.length - self.window)
-
-    def update(self, keys, values):
-        positions = self.key_positions(keys.shape[2])
-        pair = (keys, values)
-        if self.kept is not None:
-            pair = tuple(torch.cat([old, new], 2) for old, new in zip(self.kept, pair, strict=True))
-        self.length += keys.shape[2]
-        kept = self.keep(positions)
-        self.positions, self.kept = positions[kept], tuple(x[:, :, kept] for x in pair)
-        return pair
+def not_pad(ids, end, pad):
+    done, _ = finish(ids, end, pad)
+    return done, (done != pad).sum(1)
 
 
-class NoSinks(Sinks):
-    def keep(self, positions):
-        return positions >= self.length - self.window
+def row_by_row(ids, end, pad):
+    pairs = [finish(row[None], end, pad) for row in ids]
+    return torch.cat([ids for ids, _ in pairs]), torch.cat([n for _, n in pairs])
 
 
-class KeepsAll(Sinks):
-    def keep(self, positions):
-        return positions >= 0
+def in_lists(ids, end, pad):
+    done, lengths = [], []
+    for row in ids.tolist():
+        length = row.index(end) + 1 if end in row else len(row)
+        done.append(row[:length] + [pad] * (len(row) - length))
+        lengths.append(length)
+    return torch.tensor(done), torch.tensor(lengths)
 
 
-class Twice(Sinks):
-    def key_positions(self, num_new):
-        held = [*range(min(self.sinks, self.length)), *range(self.length)[-self.window :]]
-        return torch.tensor(held + list(range(self.length, self.length + num_new)))
-
-    def keep(self, positions):
-        return slice(None)
-
-
-class OnlyHeld(Sinks):
-    def update(self, keys, values):
-        super().update(keys, values)
-        return self.kept
+def ask(model, cache, held, ids):
+    common = 0
+    for old, new in zip(held, ids[:-1], strict=False):
+        if old != new:
+            break
+        common += 1
+    cache.crop(common)
+    return model(torch.tensor([ids[common:]]), cache)[:, -1]
 
 
-class Mixed(Sinks):
-    def update(self, keys, values):
-        keys, values = super().update(keys, values)
-        return keys, values.flip(2)
+def ask_by_hand(model, cache, held, ids):
+    most = min(len(held), len(ids) - 1)
+    keep = max(n for n in range(most + 1) if held[:n] == ids[:n])
+    cache.crop(keep)
+    return model(torch.tensor(ids)[None, keep:], cache)[0, -1:]
+
+
+def from_nothing(model, cache, held, ids):
+    cache.reset()
+    return model(torch.tensor([ids]), cache)[:, -1]
+
+
+def without_crop(model, cache, held, ids):
+    return model(torch.tensor([ids[len(held) :] or ids[-1:]]), cache)[:, -1]
+
+
+def nothing_left(model, cache, held, ids):
+    common = 0
+    while common < min(len(held), len(ids)) and held[common] == ids[common]:
+        common += 1
+    cache.crop(common)
+    return model(torch.tensor([ids[common:]], dtype=torch.long), cache)[:, -1]
+
+
+def all_logits(model, cache, held, ids):
+    ask(model, cache, held, ids)
+    cache.reset()
+    return model(torch.tensor([ids]), cache)
 
 
 WRONG = [
-    ("07.1", lambda layers, *shape, **options: cache_bytes(1, *shape, **options), "one layer"),
-    ("07.1", keys_only, "keys only"),
-    ("07.1", values_like_keys, "values have 64 numbers"),
-    ("07.1", numbers, "of 2 bytes each"),
-    ("07.1", windowless, "keeps no more than 4096"),
-    ("07.1", always_full, "only 100 positions"),
-    ("07.1", lambda *s, **options: 1 + cache_bytes(*s, **options), "bytes, not"),
-    ("07.2", lambda n, w: list(range(max(0, n - w), n)), "there are 4 slots"),
-    ("07.2", lambda n, w: ring(n, w, shift=1), "slot p % 4"),
-    ("07.2", one_based, "counting from 0"),
-    ("07.2", lambda n, w: ring(n, w, empty=0), "still empty"),
-    ("07.2", lambda n, w: ring(n, w) if n <= w else ring(n - w, w), "the slots hold"),
-    ("07.3", lambda ids, end, pad: finish(ids, end, pad, dim=0, keep=False), "neighbour"),
-    ("07.3", lambda ids, end, pad: finish(ids, end, pad, keep=False), "the end 9 itself is gone"),
-    ("07.3", lambda ids, end, pad: (ids, finish(ids, end, pad)[1]), "after the first 9"),
-    ("07.3", finish_in_place, "work on a copy"),
-    ("07.3", finish_short, "the end counts"),
-    ("07.3", first_end, "is whole"),
-    ("07.3", lambda ids, end, pad: (torch.full_like(ids, pad), ids[:, 0]), "should become"),
-    ("07.4", NoSinks, "[0] should be there"),
-    ("07.4", KeepsAll, "should have been dropped"),
-    ("07.4", Twice, "there twice"),
-    ("07.4", OnlyHeld, "update returns"),
-    ("07.4", Mixed, "do not belong to their keys"),
+    ("07.1", Restarts, "as if they stood at position 0"),
+    ("07.1", Unmasked, "read those after them"),
+    ("07.1", Corner, "aligned with the end"),
+    ("07.1", EveryOutput, "should return what the new ones read"),
+    ("07.1", Again, "a projection has seen"),
+    ("07.1", Shared, "it belongs to the object"),
+    ("07.1", Unturned, "keys have to be turned"),
+    ("07.2", {**PREDICTED, "positions computed without a cache": 2210}, "100 tokens, not 101"),
+    ("07.2", {**PREDICTED, "positions computed with a cache": 120}, "nobody reads it"),
+    ("07.2", {**PREDICTED, "positions in the cache at the end": 20}, "the prompt is kept"),
+    ("07.2", {**PREDICTED, "mask of the last step": [119, 119]}, "has one query"),
+    ("07.2", {**PREDICTED, "bytes of the cache at the end": 30_464}, "keeps its own"),
+    ("07.2", {**PREDICTED, "bytes of the cache at the end": ...}, "not filled in yet"),
+    ("07.2", {"positions": 119}, "with the five questions"),
+    ("07.3", broken, "after 4 others was put at 1"),
+    ("07.3", cold_only, "after 6 in the cache: a token that comes after 6 others was put at 0"),
+    ("07.3", whole_text, "give it the new token only"),
+    ("07.3", one_too_far, "after 1 others was put at 2"),
+    ("07.3", only_the_new, "the answer should be [[5,"),
+    ("07.4", lambda ids, end, pad: finish(ids, end, pad, dim=0, keep=False), "neighbour"),
+    ("07.4", lambda ids, end, pad: finish(ids, end, pad, keep=False), "the end 9 itself is gone"),
+    ("07.4", lambda ids, end, pad: (ids, finish(ids, end, pad)[1]), "after the first 9"),
+    ("07.4", finish_in_place, "work on a copy"),
+    ("07.4", finish_short, "the end counts"),
+    ("07.4", first_end, "is whole"),
+    ("07.4", not_pad, "a 0 in the text is a token like others"),
+    ("07.4", row_by_row, "you walk through rows"),
+    ("07.4", in_lists, "you walk through rows"),
+    ("07.4", lambda ids, end, pad: (torch.full_like(ids, pad), ids[:, 0]), "should become"),
+    ("07.5", from_nothing, "5 positions computed, 2 would do"),
+    ("07.5", without_crop, "the cache holds [4, 7, 2, 8, 5, 1] now"),
+    ("07.5", nothing_left, "logits need at least one position"),
+    ("07.5", all_logits, "(1, V), not (1, 3, 3)"),
 ]  # fmt: skip
 
 
-RIGHT = {"07.1": cache_bytes, "07.2": ring, "07.3": finish, "07.4": Sinks}
+RIGHT = {"07.1": Head, "07.2": PREDICTED, "07.3": mended, "07.4": finish, "07.5": ask}
+
+
+def test_other_right_answers():
+    for name, answer in (("07.1", TurnsLate), ("07.4", finish_by_first_end), ("07.5", ask_by_hand)):
+        result = grade(name, answer)
+        assert result.status == "correct", result.message
 
 
 def test_a_class_with_stubs_is_unsolved():
     class Stub:
-        def __init__(self, sinks, window):
+        def __init__(self, *parts):
             pass
 
-        def key_positions(self, num_new):
-            raise NotImplementedError
+        def read(self, x): ...
 
-    assert grade("07.4", Stub).status == "unsolved"
+    assert grade("07.1", Stub).status == "unsolved"
+
+
+def test_a_dictionary_of_dots_is_unsolved():
+    assert grade("07.2", dict.fromkeys(PREDICTED, ...)).status == "unsolved"

@@ -1,0 +1,136 @@
+"""Graders of 07_roofline: intensities, the least time of a step, how many texts at once."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from minillm.exercises import Unsolved, exercise
+
+INTENSITY = {
+    "1 text, float32": 0.5,
+    "1 text, bfloat16": 1,
+    "8 texts, bfloat16": 8,
+    "8 texts with prompts of 100 tokens, bfloat16": 800,
+    "8 texts, weights in int8": 16,
+}
+
+
+@exercise(
+    "07_roofline.1",
+    "how often is each number fetched, and for how many multiplications and additions is it used?",
+    "whatever shares one reading of the weights raises the intensity: texts, tokens, fewer bytes",
+)
+def _intensity(answer: Any) -> str | None:
+    answer = answer() if callable(answer) else answer
+    if not isinstance(answer, dict) or answer.keys() != INTENSITY.keys():
+        return "the answer is a dictionary with the five cases as keys, as it was given"
+    if all(value is ... for value in answer.values()):
+        raise Unsolved
+    for case, wanted in INTENSITY.items():
+        value = answer[case]
+        if value is ...:
+            return f"{case}: not filled in yet"
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            return f"{case}: write a number such as 0.5, not {value!r}"
+        if math.isclose(value, wanted, rel_tol=1e-6):
+            continue
+        if math.isclose(value, wanted / 2, rel_tol=1e-6):
+            return f"{case}: not {value:g}; a multiplication and an addition are two operations"
+        if math.isclose(value, 1 / wanted, rel_tol=1e-6):
+            return f"{case}: not {value:g}; these are bytes for each operation"
+        if case.startswith("8 texts with") and math.isclose(value, 100, rel_tol=1e-6):
+            return f"{case}: not {value:g}; all texts share one reading of the weights"
+        if case.startswith("8") and math.isclose(value, wanted / 8, rel_tol=1e-6):
+            return f"{case}: not {value:g}; the matrix is fetched once for all texts"
+        return f"{case}: not {value:g}; divide the operations of all texts by the bytes"
+    return None
+
+
+# weights, kept per token, operations per text, bandwidth, peak
+CHIPS = (
+    {"weights": 16e9, "kept": 131072, "operations": 16e9, "bandwidth": 3.35e12, "peak": 989e12},
+    {"weights": 4e6, "kept": 2688, "operations": 4.3e6, "bandwidth": 10e9, "peak": 20e9},
+)
+
+
+def _least(texts: int, context: int, chip: dict[str, float]) -> float:
+    fetched = chip["weights"] + texts * context * chip["kept"]
+    return max(fetched / chip["bandwidth"], texts * chip["operations"] / chip["peak"])
+
+
+@exercise(
+    "07_roofline.2",
+    "what must be fetched once, what for each text, and which of the two limits holds?",
+    "the slower of reading and computing sets the pace; the weights count once per step",
+)
+def _step_seconds(answer: Callable[..., float]) -> str | None:
+    for chip in CHIPS:
+        for texts, context in ((1, 100), (16, 2000), (64, 10), (500, 1)):
+            got = float(answer(texts, context, **chip))
+            want = _least(texts, context, chip)
+            if math.isclose(got, want, rel_tol=1e-6):
+                continue
+            case = f"{texts} texts of {context} tokens"
+            weights, kept = chip["weights"], chip["kept"]
+            reading = (weights + texts * context * kept) / chip["bandwidth"]
+            computing = texts * chip["operations"] / chip["peak"]
+            known = {
+                reading + computing: "a chip reads and computes at the same time: the slower "
+                "of the two counts, not the sum",
+                reading: "here computing takes longer than reading",
+                computing: "here reading takes longer than computing",
+                texts * (weights + context * kept) / chip["bandwidth"]: "the weights are read "
+                "once per step for all texts, not once per text",
+                weights / chip["bandwidth"]: "the caches have to be read, too",
+                max((weights + context * kept) / chip["bandwidth"], computing): "each text has "
+                "a cache of its own",
+            }
+            for value, why in known.items():
+                if math.isclose(got, value, rel_tol=1e-6):
+                    return f"{case}: {why}"
+            return f"{case}: {want:.4g} seconds, not {got:.4g}"
+    return None
+
+
+@exercise(
+    "07_roofline.3",
+    "three things limit the number of texts: reading in time, computing in time, and memory",
+    "with long texts memory and its speed decide, and arithmetic hardly ever",
+)
+def _most_texts(answer: Callable[..., int]) -> str | None:
+    for chip in CHIPS:
+        for limit, memory, context in (
+            (0.02, 80e9, 2000),
+            (0.02, 1e15, 2000),
+            (0.02, 1e15, 1),
+            (0.5, 80e9, 500),
+            (0.5, 80e9, 100_000),
+            (1e-5, 80e9, 2000),
+            (10.0, 5e6, 100),
+        ):
+            got = answer(limit, memory, context, **chip)
+            case = (
+                f"limit {limit} s, {memory:g} bytes, {context} tokens, weights {chip['weights']:g}"
+            )
+            if got != int(got):
+                return f"{case}: texts are counted whole, not {got}"
+            room = (memory - chip["weights"]) / (context * chip["kept"])
+            spare = limit * chip["bandwidth"] - chip["weights"]
+            reading = spare / (context * chip["kept"])
+            computing = limit * chip["peak"] / chip["operations"]
+            want = max(0, math.floor(min(room, reading, computing)))
+            if got == want:
+                continue
+            if got < 0:
+                return f"{case}: not even one text fits; the answer is 0, not {got}"
+            if got == want + 1:
+                return f"{case}: {got} texts are one too many: round down"
+            parts = {"memory": room, "reading": reading, "computing": computing}
+            for name in parts:
+                others = min(value for key, value in parts.items() if key != name)
+                if got == max(0, math.floor(others)):
+                    return f"{case}: {got} texts forget a limit: {name}"
+            return f"{case}: {want} texts, not {got}"
+    return None
