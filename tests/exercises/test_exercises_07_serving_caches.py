@@ -34,6 +34,10 @@ def numbers(*shape, window=None, bytes_per_number=2):
     return cache_bytes(*shape, window=window, bytes_per_number=1)
 
 
+def always_two_bytes(*shape, window=None, bytes_per_number=2):
+    return cache_bytes(*shape, window=window)
+
+
 def ring(length, window, shift=0, empty=-1):
     slots = [empty] * window
     for p in range(max(0, length - window), length):
@@ -105,6 +109,7 @@ WRONG = [
     (BYTES, keys_only, "keys only"),
     (BYTES, values_like_keys, "values have 64 numbers"),
     (BYTES, numbers, "of 2 bytes each"),
+    (BYTES, always_two_bytes, "a number has 4 bytes here"),
     (BYTES, windowless, "keeps no more than 4096"),
     (BYTES, always_full, "only 100 positions"),
     (BYTES, lambda *s, **options: 1 + cache_bytes(*s, **options), "bytes, not"),
