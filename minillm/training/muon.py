@@ -38,7 +38,7 @@ class Muon(torch.optim.Muon):
     """
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:
+    def step(self, closure: Any = None) -> Any:
         """Move every matrix that has a gradient."""
         for group in self.param_groups:
             for p in group["params"]:
