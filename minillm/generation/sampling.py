@@ -71,15 +71,6 @@ def _sorted_top_p(logits: Tensor, p: float) -> Tensor:
     return logits.masked_fill(~keep, -math.inf)
 
 
-def finite_maximum(logits: Tensor) -> Tensor:
-    """The maximum of each row (B, 1); one NaN in a row makes it NaN, and that is an error."""
-    top = logits.amax(-1, keepdim=True)
-    # The one question that a `Sampler` asks a GPU at each step: it waits for the answer.
-    if bool((top - top).any()):  # 0 for every finite number, NaN for all else
-        raise ValueError("logits hold NaN or +inf, or a row has nothing but -inf")
-    return top
-
-
 def top_p(logits: Tensor, p: float) -> Tensor:
     """Keep the smallest set of most probable tokens whose mass reaches p (nucleus sampling).
 
@@ -185,6 +176,15 @@ def draw_gumbel(logits: Tensor, *, generator: torch.Generator | None = None) -> 
     """Argmax of logits + Gumbel noise. Shape: (B, V) -> (B,)."""
     clocks = torch.empty_like(logits).exponential_(generator=generator)
     return (logits - clocks.clamp(min=torch.finfo(clocks.dtype).tiny).log()).argmax(-1)
+
+
+def finite_maximum(logits: Tensor) -> Tensor:
+    """The maximum of each row (B, 1); one NaN in a row makes it NaN, and that is an error."""
+    top = logits.amax(-1, keepdim=True)
+    # The one question that a `Sampler` asks a GPU at each step: it waits for the answer.
+    if bool((top - top).any()):  # 0 for every finite number, NaN for all else
+        raise ValueError("logits hold NaN or +inf, or a row has nothing but -inf")
+    return top
 
 
 @dataclass
