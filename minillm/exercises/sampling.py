@@ -133,11 +133,23 @@ def _toy(ids: list[int]) -> Tensor:
     return torch.randn(5, generator=generator) * 1.5
 
 
-def _alone(seed: int, max_new: int, end: int) -> list[int]:
-    sampler, ids = Sampler(seed=seed), []
-    while len(ids) < max_new and (not ids or ids[-1] != end):
-        ids.append(int(sampler(_toy(ids)[None])))
-    return ids
+def _batch(
+    seed: int, count: int, max_new: int, end: int, *, named: bool, remove: bool
+) -> list[list[int]]:
+    """The rows of a batch; not `named` or with `remove`, one of the two planted mistakes."""
+    sampler, rows, live = Sampler(seed=seed), [[] for _ in range(count)], list(range(count))
+    for _ in range(max_new):
+        if not live:
+            break
+        logits = torch.stack([_toy(rows[row]) for row in live])
+        ids = sampler(logits, rows=list(live) if named else None).tolist()
+        for row, token in zip(live, ids, strict=False):
+            rows[row].append(token)
+            if remove and token == end:
+                live.remove(row)
+        if not remove:
+            live = [row for row in live if rows[row][-1] != end]
+    return rows
 
 
 @exercise(
@@ -146,9 +158,10 @@ def _alone(seed: int, max_new: int, end: int) -> list[int]:
     "a row keeps its number, its ids and its stream, whoever else is still in the batch",
 )
 def write_batch(answer: Callable[..., list[list[int]]]) -> str | None:
+    end = 4
     for count, max_new, seed in ((1, 6, 0), (6, 12, 40), (9, 30, 7)):
         try:
-            rows = answer(_toy, Sampler(seed=seed), count, 4, max_new)
+            found = answer(_toy, Sampler(seed=seed), count, end, max_new)
         except RuntimeError as error:
             if isinstance(error, NotImplementedError):
                 raise
@@ -157,31 +170,24 @@ def write_batch(answer: Callable[..., list[list[int]]]) -> str | None:
             raise
         except ValueError as error:
             return f"the sampler or a loop refuses what you gave it: {error}"
-        rows = [[int(i) for i in row] for row in rows]
+        rows = [[int(i) for i in row] for row in found]
         if len(rows) != count:
             return f"{count} rows were asked for, you return {len(rows)}"
-        for row, ids in enumerate(rows):
-            wanted = _alone(seed + row, max_new, 4)
-            if ids == wanted:
-                continue
-            where = f"row {row} of {count}"
-            if 4 in ids[:-1]:
-                return f"{where} goes on after its end token: {ids}"
-            if len(ids) > max_new:
-                return f"{where} has {len(ids)} ids, max_new is {max_new}"
-            same = next(
-                (i for i, (a, b) in enumerate(zip(ids, wanted, strict=False)) if a != b),
-                min(len(ids), len(wanted)),
-            )
-            if same == len(ids):
-                return (
-                    f"{where} stops after {same} of its {len(wanted)} ids: is it skipped, because "
-                    "a list changes while a loop runs over it?"
-                )
-            return (
-                f"{where} is right for {same} ids, then it differs from the row written alone: "
-                "whose random numbers does it get when others have ended?"
-            )
+        wanted = _batch(seed, count, max_new, end, named=True, remove=False)
+        if rows == wanted:
+            continue
+        if rows == _batch(seed, count, max_new, end, named=False, remove=False):
+            return "a row gets other random numbers when others have ended: which row is it?"
+        if rows == _batch(seed, count, max_new, end, named=True, remove=True):
+            return "`live` changes while a loop runs over it, and ids go to the wrong rows"
+        if rows == _batch(seed, count, max_new, end, named=False, remove=True):
+            return "two mistakes are left; look at what happens to `live` inside the inner loop"
+        row = next(i for i in range(count) if rows[i] != wanted[i])
+        if end in rows[row][:-1]:
+            return f"row {row} of {count} goes on after its end token: {rows[row]}"
+        if len(rows[row]) > max_new:
+            return f"row {row} of {count} has {len(rows[row])} ids, max_new is {max_new}"
+        return f"row {row} of {count} is {rows[row]}, written alone it is {wanted[row]}"
     return None
 
 
