@@ -1,73 +1,202 @@
-"""Graders of notebook 08: temperature, nucleus, stop strings, residual, typical sampling."""
+"""Graders of notebook 08: a token by hand, predictions, a batch, stop strings, typical sampling."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
-from minillm.exercises import exercise
+import torch
+from torch import Tensor
 
-CASES = ([0.5, 0.3, 0.16, 0.02, 0.02], [0.25, 0.25, 0.25, 0.25], [0.01, 0.02, 0.07, 0.9])
+from minillm.exercises import Unsolved, exercise
+from minillm.generation.sampling import Sampler
+
+CASES = ([0.5, 0.3, 0.16, 0.02, 0.02], [0.2, 0.5, 0.05, 0.25], [0.01, 0.02, 0.07, 0.9])
 
 
-def _close(ours: Sequence[float], theirs: Sequence[float]) -> bool:
-    pairs = list(zip(ours, theirs, strict=False))
-    return len(ours) == len(theirs) and all(abs(a - b) < 1e-6 for a, b in pairs)
+def _powers(probs: Sequence[float], exponent: float) -> list[float]:
+    powers = [p**exponent for p in probs]
+    return [x / sum(powers) for x in powers]
 
 
-def _floats(values: Sequence[float]) -> list[float]:
-    return [float(v) for v in values]
+def _nucleus(probs: Sequence[float], p: float, *, crossing: bool = True) -> list[int]:
+    kept: list[int] = []
+    for i in sorted(range(len(probs)), key=lambda i: -probs[i]):
+        if sum(probs[j] for j in kept) >= p - 1e-9:
+            break
+        kept.append(i)
+    return sorted(kept if crossing else kept[:-1])
+
+
+def _walk(probs: Sequence[float], kept: Sequence[int], u: float, *, scale: bool = True) -> int:
+    """The token of `kept`, in its order, on whose piece of the line u falls."""
+    total, reached = sum(probs[i] for i in kept) if scale else 1.0, 0.0
+    for i in kept:
+        reached += probs[i]
+        if reached > u * total:
+            return i
+    return kept[-1] if kept else -1
 
 
 @exercise(
     "08.1",
-    "Write sharpen(probs, t): the list of probabilities after temperature t, without any logits.",
+    "three steps: shape all probabilities, leave out the improbable, walk along what is left",
+    "temperature is a power, the token that crosses p is kept, and what is left is rescaled",
 )
-def _sharpen(answer: Callable[[list[float], float], list[float]]) -> str | None:
-    for probs in CASES:
-        for t in (0.5, 1.0, 3.0):
-            powers = [p ** (1 / t) for p in probs]
-            want = [x / sum(powers) for x in powers]
-            got = _floats(answer(list(probs), t))
-            if _close(got, want):
+def next_token(answer: Callable[[list[float], float, float, float], int]) -> str | None:
+    numbers = [0.003 + i / 40 for i in range(40)]
+    for t, p in ((1.0, 1.0), (0.5, 1.0), (2.0, 1.0), (1.0, 0.6), (1.0, 0.45), (3.0, 0.8)):
+        for probs in CASES:
+            found = [answer(list(probs), t, p, u) for u in numbers]
+            if any(isinstance(i, bool) or not hasattr(i, "__index__") for i in found):
+                return f"return the index of a token, a whole number, not {found[0]!r}"
+            got = [int(i) for i in found]
+            shaped = _powers(probs, 1 / t)
+            kept = _nucleus(shaped, p)
+            if got == [_walk(shaped, kept, u) for u in numbers]:
                 continue
-            if abs(sum(got) - 1) > 1e-6:
-                return f"at t = {t} your numbers sum to {sum(got):.3f}: renormalise"
-            if _close(got, [p**t / sum(q**t for q in probs) for p in probs]):
-                return f"t = {t} acts the wrong way round: dividing logits by t is the power 1/t"
-            if t != 1 and _close(got, probs):
-                return f"t = {t} changes nothing: p/t renormalised is p again, the power 1/t is not"
-            return f"for {probs} at t = {t} I expected {[round(x, 3) for x in want]}"
+            case = f"probs {probs}, t = {t}, p = {p}"
+            if beyond := [i for i in got if i not in range(len(probs))]:
+                return f"{case}: there is no token {beyond[0]}"
+            upside = _powers(probs, t)
+            if t != 1 and got == [_walk(upside, _nucleus(upside, p), u) for u in numbers]:
+                return f"{case}: your temperature acts the wrong way round: above 1 it flattens"
+            if t != 1 and got == [_walk(probs, _nucleus(probs, p), u) for u in numbers]:
+                return (
+                    f"{case}: the temperature changes nothing; dividing all by t cancels out again"
+                )
+            first = _nucleus(probs, p)
+            late = _powers([q if i in first else 0.0 for i, q in enumerate(probs)], 1 / t)
+            if got == [_walk(late, first, u) for u in numbers]:
+                return f"{case}: you cut before you heat; the temperature comes first"
+            if p < 1 and got == [_walk(shaped, range(len(probs)), u) for u in numbers]:
+                return f"{case}: nothing is cut, improbable tokens are still drawn"
+            short = _nucleus(shaped, p, crossing=False) or _nucleus(shaped, 1e-9)
+            if got == [_walk(shaped, short, u) for u in numbers]:
+                return f"{case}: the token with which the sum reaches p belongs to what is kept"
+            if got == [_walk(shaped, kept, u, scale=False) for u in numbers]:
+                return f"{case}: what is left sums to less than 1, and the last token gets the rest"
+            order = sorted(kept, key=lambda i: -shaped[i])
+            if got == [_walk(shaped, order, u) for u in numbers]:
+                return f"{case}: right shares, but walk in the order of the list, not best first"
+            place = next(i for i, u in enumerate(numbers) if got[i] != _walk(shaped, kept, u))
+            wanted = _walk(shaped, kept, numbers[place])
+            return f"{case}, u = {numbers[place]:.3f}: I expected {wanted}, not {got[place]}"
     return None
+
+
+PREDICTIONS: dict[str, tuple[float, str]] = {
+    "tokens left by top_p = 0.75": (2, "what do the first two have together?"),
+    "tokens left by top_p = 0.76": (3, "the token with which the sum reaches p is kept"),
+    "tokens left by top_k = 3": (3, "exactly k are kept, ties or not"),
+    "tokens left by min_p = 0.3": (2, "compare each with 0.3 times the best one"),
+    "tokens left by min_p = 0.3 after temperature 2": (
+        4,
+        "at temperature 2 the ratio of two probabilities becomes its square root",
+    ),
+    "probability of the first after top_k = 2": (2 / 3, "what is left must sum to 1"),
+    "probability of the first after temperature 0.5": (
+        8 / 11,
+        "square all four, then divide by their sum",
+    ),
+    "probability of the first at a very high temperature": (0.25, "heat makes all tokens alike"),
+}
 
 
 @exercise(
     "08.2",
-    "Write nucleus(probs, p): the sorted indices of the fewest most probable tokens that reach p.",
+    "fill in the eight numbers before you compute any of them",
+    "cuts look at sums, ranks or ratios; heat shrinks ratios, so it lets more tokens through",
 )
-def _nucleus(answer: Callable[[list[float], float], list[int]]) -> str | None:
-    for probs in (*CASES[:1], *CASES[2:], [0.2, 0.5, 0.05, 0.25]):
-        for p in (1e-6, 0.45, 0.6, 0.95, 0.985):
-            order = sorted(range(len(probs)), key=lambda i: -probs[i])
-            kept: list[int] = []
-            while sum(probs[i] for i in kept) < p - 1e-9:
-                kept.append(order[len(kept)])
-            got = sorted(int(i) for i in answer(list(probs), p))
-            if got == sorted(kept):
-                continue
-            if not got:
-                return f"for {probs} and p = {p} nothing is left: keep at least the best token"
-            if got == sorted(kept[:-1]):
-                return f"for {probs} and p = {p} the token that crosses p was dropped: keep it"
-            return f"for {probs} and p = {p} I expected {sorted(kept)}, not {got}"
-    return None
+def predictions(answer: Any) -> str | None:
+    answer = answer() if callable(answer) else answer
+    if not isinstance(answer, dict) or answer.keys() != PREDICTIONS.keys():
+        return "the answer is a dictionary with the eight questions as keys, as it was given"
+    if all(value is ... for value in answer.values()):
+        raise Unsolved
+    for key, value in answer.items():
+        if value is ...:
+            return f"{key!r} is not filled in yet"
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            return f"{key!r}: write a number, not {value!r}"
+    wrong = [key for key, (right, _) in PREDICTIONS.items() if abs(answer[key] - right) > 0.006]
+    if not wrong:
+        return None
+    done, (_, hint) = len(PREDICTIONS) - len(wrong), PREDICTIONS[wrong[0]]
+    return f"right so far: {done} of 8; look at {wrong[0]!r} again: {hint}"
+
+
+def _toy(ids: list[int]) -> Tensor:
+    """Logits (5,) that depend on the last two ids; token 4 is the end."""
+    generator = torch.Generator().manual_seed(sum((i + 2) * 7**k for k, i in enumerate(ids[-2:])))
+    return torch.randn(5, generator=generator) * 1.5
+
+
+def _batch(
+    seed: int, count: int, max_new: int, end: int, *, named: bool, remove: bool
+) -> list[list[int]]:
+    """The rows of a batch; not `named` or with `remove`, one of the two planted mistakes."""
+    sampler, rows, live = Sampler(seed=seed), [[] for _ in range(count)], list(range(count))
+    for _ in range(max_new):
+        if not live:
+            break
+        logits = torch.stack([_toy(rows[row]) for row in live])
+        ids = sampler(logits, rows=list(live) if named else None).tolist()
+        for row, token in zip(live, ids, strict=False):
+            rows[row].append(token)
+            if remove and token == end:
+                live.remove(row)
+        if not remove:
+            live = [row for row in live if rows[row][-1] != end]
+    return rows
 
 
 @exercise(
     "08.3",
-    "Write until(pieces, stop): the text of the pieces before the first occurrence of stop.",
+    "let rows end at different times, and compare each with the same row written alone",
+    "a row keeps its number, its ids and its stream, whoever else is still in the batch",
 )
-def _until(answer: Callable[[list[str], str], str]) -> str | None:
+def write_batch(answer: Callable[..., list[list[int]]]) -> str | None:
+    end = 4
+    for count, max_new, seed in ((1, 6, 0), (6, 12, 40), (9, 30, 7)):
+        try:
+            found = answer(_toy, Sampler(seed=seed), count, end, max_new)
+        except RuntimeError as error:
+            if isinstance(error, NotImplementedError):
+                raise
+            if "non-empty" in str(error):
+                return "when all rows have ended there is nothing left to stack: stop there"
+            raise
+        except ValueError as error:
+            return f"the sampler or a loop refuses what you gave it: {error}"
+        rows = [[int(i) for i in row] for row in found]
+        if len(rows) != count:
+            return f"{count} rows were asked for, you return {len(rows)}"
+        wanted = _batch(seed, count, max_new, end, named=True, remove=False)
+        if rows == wanted:
+            continue
+        if rows == _batch(seed, count, max_new, end, named=False, remove=False):
+            return "a row gets other random numbers when others have ended: which row is it?"
+        if rows == _batch(seed, count, max_new, end, named=True, remove=True):
+            return "`live` changes while a loop runs over it, and ids go to the wrong rows"
+        if rows == _batch(seed, count, max_new, end, named=False, remove=True):
+            return "two mistakes are left; look at what happens to `live` inside the inner loop"
+        row = next(i for i in range(count) if rows[i] != wanted[i])
+        if end in rows[row][:-1]:
+            return f"row {row} of {count} goes on after its end token: {rows[row]}"
+        if len(rows[row]) > max_new:
+            return f"row {row} of {count} has {len(rows[row])} ids, max_new is {max_new}"
+        return f"row {row} of {count} is {rows[row]}, written alone it is {wanted[row]}"
+    return None
+
+
+@exercise(
+    "08.4",
+    "where one piece ends and the next begins must not matter",
+    "tokens do not respect the borders of strings: search the joined text",
+)
+def until(answer: Callable[[list[str], str], str]) -> str | None:
     cases = [
         (["The", " end", ".", " And more"], " end."),
         (["a", "b", "c", "abd", "x"], "cab"),
@@ -80,36 +209,21 @@ def _until(answer: Callable[[list[str], str], str]) -> str | None:
         text = "".join(pieces)
         want = text.partition(stop)[0]
         got = answer(list(pieces), stop)
+        if not isinstance(got, str):
+            return f"return a text, not {got!r}"
         if got == want:
             continue
         if got == text:
-            return f"for {pieces} you ran past {stop!r}, which lies across two pieces"
+            across = not any(stop in piece for piece in pieces)
+            why = "it lies across two pieces" if across else "it lies within one piece"
+            return f"for {pieces} you ran past {stop!r}: {why}"
         if got == want + stop:
-            return f"for {pieces} the stop string {stop!r} itself belongs to nobody: leave it out"
+            return f"for {pieces} the stop string {stop!r} is still there: only what is before it"
         if got == text.rpartition(stop)[0]:
             return f"for {pieces} you stopped at the last {stop!r} instead of the first"
+        if want.startswith(got) or got.startswith(want):
+            return f"for {pieces} and {stop!r} the text before it is {want!r}, you return {got!r}"
         return f"for {pieces} and {stop!r} I expected {want!r}, not {got!r}"
-    return None
-
-
-@exercise(
-    "08.4",
-    "Write residual(p, q): the distribution from which a refused draft token is replaced.",
-)
-def _residual(answer: Callable[[list[float], list[float]], list[float]]) -> str | None:
-    for p, q in ((CASES[0], [0.05, 0.15, 0.2, 0.3, 0.3]), (CASES[1], CASES[2])):
-        rest = [max(a - b, 0.0) for a, b in zip(p, q, strict=True)]
-        want = [x / sum(rest) for x in rest]
-        got = _floats(answer(list(p), list(q)))
-        if _close(got, want):
-            continue
-        if min(got) < 0:
-            return f"a probability of {min(got):.3f}: only the positive part of p - q counts"
-        if abs(sum(got) - 1) > 1e-6:
-            return f"your residual sums to {sum(got):.3f}: renormalise"
-        if _close(got, p):
-            return "drawing the replacement from p counts tokens twice that the draft gave already"
-        return f"for p = {p} and q = {q} I expected {[round(x, 3) for x in want]}"
     return None
 
 
@@ -124,23 +238,29 @@ def _typical_set(probs: Sequence[float], mass: float) -> list[int]:
 
 @exercise(
     "08.5",
-    "Write typical(probs, mass): the sorted indices of the tokens whose surprise is nearest to the "
-    "entropy, the fewest that reach the mass (Meister et al. 2023).",
+    "return the sorted indices of the tokens whose surprise is nearest to the entropy, the fewest "
+    "that reach the mass",
+    "the best token may fall out: a typical token surprises as much as tokens do on average",
 )
-def _typical(answer: Callable[[list[float], float], list[int]]) -> str | None:
-    for probs in ([0.4, 0.3, 0.15, 0.1, 0.05], [0.7, 0.1, 0.08, 0.07, 0.05], [0.97, 0.02, 0.01]):
+def typical(answer: Callable[[list[float], float], list[int]]) -> str | None:
+    rows = ([0.4, 0.3, 0.15, 0.1, 0.05], [0.07, 0.7, 0.1, 0.05, 0.08], [0.97, 0.02, 0.01])
+    for probs in rows:
         for mass in (0.2, 0.5, 0.9):
             want = _typical_set(probs, mass)
-            got = sorted(int(i) for i in answer(list(probs), mass))
+            case, got = f"for {probs} and mass {mass}", [int(i) for i in answer(list(probs), mass)]
             if got == want:
                 continue
             if not got:
-                return f"for {probs} and mass {mass} you kept no token: one at least must stay"
-            best = sorted(range(len(probs)), key=lambda i: -probs[i])[: len(got)]
-            if got == sorted(best):
+                return f"{case} you kept no token: one at least must stay"
+            if sorted(got) == want:
+                return f"{case} these are the right tokens; return their indices in order, {want}"
+            order = sorted(range(len(probs)), key=lambda i: -probs[i])
+            if sorted(got) in (sorted(order[: len(got)]), _nucleus(probs, mass)):
                 return (
-                    f"for {probs} and mass {mass} you kept the most probable tokens: typical ones "
-                    f"are those whose -log p is near the entropy, here {want}"
+                    f"{case} you kept the most probable tokens: typical ones are those whose "
+                    f"-log p is near the entropy, here {want}"
                 )
-            return f"for {probs} and mass {mass} I expected {want}, not {got}"
+            if set(got) < set(want):
+                return f"{case} your tokens do not reach the mass: the one that crosses it is kept"
+            return f"{case} I expected {want}, not {sorted(got)}"
     return None

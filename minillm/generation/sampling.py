@@ -22,11 +22,11 @@ __all__ = [
     "draw_gumbel",
     "end_ids",
     "enforce_min_new_tokens",
+    "finite_maximum",
     "frequency_penalty",
     "min_p",
     "presence_penalty",
     "repetition_penalty",
-    "speculative_step",
     "temperature",
     "to_float64",
     "top_k",
@@ -71,25 +71,10 @@ def _sorted_top_p(logits: Tensor, p: float) -> Tensor:
     return logits.masked_fill(~keep, -math.inf)
 
 
-def _finite_maximum(logits: Tensor) -> Tensor:
-    """The maximum of each row (B, 1); one NaN in a row makes it NaN, and that is an error."""
-    top = logits.amax(-1, keepdim=True)
-    # The one question that a `Sampler` asks a GPU at each step: it waits for the answer.
-    if bool((top - top).any()):  # 0 for every finite number, NaN for all else
-        raise ValueError("logits hold NaN or +inf, or a row has nothing but -inf")
-    return top
-
-
-def _bucket(x: Tensor) -> Tensor:
-    """Which of 16,384 buckets, by distance from the best logit of a row; 0 holds the best."""
-    return ((_finite_maximum(x) - x) * 1024).clamp(max=16_383).long()
-
-
 def top_p(logits: Tensor, p: float) -> Tensor:
     """Keep the smallest set of most probable tokens whose mass reaches p (nucleus sampling).
 
-    The token that crosses p is kept. On a CPU the vocabulary is not sorted: tokens are counted into
-    16,384 buckets by logit, and only the bucket in which p is crossed is sorted.
+    The token that crosses p is kept. On a CPU `bucket_top_p` finds it without sorting them all.
 
     Shape: (B, V) -> (B, V).
     Raises: ValueError unless 0 < p <= 1, and, on a CPU, for a row without a finite maximum.
@@ -99,21 +84,11 @@ def top_p(logits: Tensor, p: float) -> Tensor:
         raise ValueError(f"top_p must be in (0, 1], got {p}")
     if p == 1:
         return logits
-    if logits.device.type != "cpu":  # sorting is quick there, asking for the bucket's size is not
-        return _sorted_top_p(logits, p)
-    x = logits.float()
-    bucket = _bucket(x)
-    probabilities = x.softmax(-1)
-    mass = x.new_zeros(len(x), 16_384).scatter_add_(-1, bucket, probabilities)
-    above = mass.cumsum(-1) - mass
-    crossed = (above < p).sum(-1, keepdim=True) - 1
-    keep, inside = bucket < crossed, bucket == crossed
-    size = int(inside.sum(-1).amax())
-    best, ids = x.masked_fill(~inside, -math.inf).topk(size, dim=-1)
-    shares = probabilities.gather(-1, ids).masked_fill(best == -math.inf, 0)
-    before = above.gather(-1, crossed) + shares.cumsum(-1) - shares
-    keep.scatter_(-1, ids, torch.where(best == -math.inf, keep.gather(-1, ids), before < p))
-    return logits.masked_fill(~keep, -math.inf)
+    if logits.device.type == "cpu":  # where sorting a large vocabulary is slow
+        from minillm.generation.fast_top_p import bucket_top_p
+
+        return bucket_top_p(logits, p)
+    return _sorted_top_p(logits, p)
 
 
 def min_p(logits: Tensor, p: float) -> Tensor:
@@ -201,6 +176,15 @@ def draw_gumbel(logits: Tensor, *, generator: torch.Generator | None = None) -> 
     """Argmax of logits + Gumbel noise. Shape: (B, V) -> (B,)."""
     clocks = torch.empty_like(logits).exponential_(generator=generator)
     return (logits - clocks.clamp(min=torch.finfo(clocks.dtype).tiny).log()).argmax(-1)
+
+
+def finite_maximum(logits: Tensor) -> Tensor:
+    """The maximum of each row (B, 1); one NaN in a row makes it NaN, and that is an error."""
+    top = logits.amax(-1, keepdim=True)
+    # The one question that a `Sampler` asks a GPU at each step: it waits for the answer.
+    if bool((top - top).any()):  # 0 for every finite number, NaN for all else
+        raise ValueError("logits hold NaN or +inf, or a row has nothing but -inf")
+    return top
 
 
 @dataclass
@@ -306,7 +290,7 @@ class Sampler:
                 x = frequency_penalty(x, previous_ids, self.frequency_penalty)
         if self.temperature != 0:
             x = temperature(x, self.temperature)
-        _finite_maximum(x)  # here it sees what was wrong from the start and what has overflowed
+        finite_maximum(x)  # here it sees what was wrong from the start and what has overflowed
         return x
 
     def _truncate(self, x: Tensor) -> Tensor:
@@ -342,35 +326,3 @@ def enforce_min_new_tokens(
         return logits
     forbidden = torch.tensor(sorted(ends), device=logits.device)
     return logits.index_fill(-1, forbidden, -math.inf)
-
-
-def speculative_step(
-    draft_probs: Tensor,
-    target_probs: Tensor,
-    draft_ids: Tensor,
-    *,
-    generator: torch.Generator | None = None,
-) -> tuple[Tensor, Tensor]:
-    """Accept a prefix of drafted tokens and give the token after it; distributed as the target.
-
-    Shape: draft_probs (B, K, V), target_probs (B, K + 1, V), draft_ids (B, K)
-        -> num_accepted (B,) in 0..K, next_ids (B,).
-    Raises: ValueError if the shapes do not fit, or if nothing was drafted (K = 0).
-    Source: Leviathan et al. 2023, algorithm 1; Chen et al. 2023.
-    """
-    B, K, V = draft_probs.shape
-    if K == 0 or target_probs.shape != (B, K + 1, V) or draft_ids.shape != (B, K):
-        shapes = [tuple(x.shape) for x in (draft_probs, target_probs, draft_ids)]
-        raise ValueError(f"draft_probs, target_probs, draft_ids do not fit: {shapes}")
-    draft, target = to_float64(draft_probs), to_float64(target_probs)
-    ids = draft_ids.to(target.device)[..., None]
-    p, q = target[:, :K].gather(-1, ids)[..., 0], draft.gather(-1, ids)[..., 0]  # (B, K)
-    chance = torch.rand(B, K, generator=generator, dtype=torch.float64).to(p.device)
-    accepted = (chance * q < p).long().cumprod(-1).sum(-1)  # (B,)
-    rows = torch.arange(B, device=p.device)
-    rest, refused = target[rows, accepted], draft[rows, accepted.clamp(max=K - 1)]
-    residual = (rest - refused).clamp(min=0)
-    use = (accepted < K)[:, None] & (residual.sum(-1, keepdim=True) > 0)
-    uniform = torch.rand(B, generator=generator, dtype=torch.float64)
-    next_ids = draw(torch.where(use, residual, rest), uniform)
-    return accepted.to(draft_ids.device), next_ids.to(draft_ids.device)

@@ -1,10 +1,9 @@
 """Speculative generation: a small model guesses, the large one checks several guesses at once.
 
-Explained in notebooks/10_minillm.ipynb; what keeps the distribution is in
-`minillm.generation.sampling`.
+Explained in notebooks/deeper/08_speculative.ipynb.
 """
 
-# Built from notebooks/10_minillm.ipynb: edit there, then make build.
+# Built from notebooks/deeper/08_speculative.ipynb: edit there, then make build.
 
 from collections.abc import Callable, Sequence
 
@@ -13,10 +12,42 @@ from torch import Tensor
 
 from minillm.cache.base import KVCache
 from minillm.generation.decoding import FROM_CONFIG, StoppingCriteria, check_prompt
-from minillm.generation.sampling import GREEDY, Sampler, draw, speculative_step
+from minillm.generation.sampling import GREEDY, Sampler, draw, to_float64
 from minillm.model import CausalLM
 
-__all__ = ["speculative_generate"]
+__all__ = ["speculative_generate", "speculative_step"]
+
+
+def speculative_step(
+    draft_probs: Tensor,
+    target_probs: Tensor,
+    draft_ids: Tensor,
+    *,
+    generator: torch.Generator | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Accept a prefix of drafted tokens and give the token after it; distributed as the target.
+
+    Shape: draft_probs (B, K, V), target_probs (B, K + 1, V), draft_ids (B, K)
+        -> num_accepted (B,) in 0..K, next_ids (B,).
+    Raises: ValueError if the shapes do not fit, or if nothing was drafted (K = 0).
+    Source: Leviathan et al. 2023, algorithm 1; Chen et al. 2023.
+    """
+    B, K, V = draft_probs.shape
+    if K == 0 or target_probs.shape != (B, K + 1, V) or draft_ids.shape != (B, K):
+        shapes = [tuple(x.shape) for x in (draft_probs, target_probs, draft_ids)]
+        raise ValueError(f"draft_probs, target_probs, draft_ids do not fit: {shapes}")
+    draft, target = to_float64(draft_probs), to_float64(target_probs)
+    ids = draft_ids.to(target.device)[..., None]
+    p, q = target[:, :K].gather(-1, ids)[..., 0], draft.gather(-1, ids)[..., 0]  # (B, K)
+    chance = torch.rand(B, K, generator=generator, dtype=torch.float64).to(p.device)
+    accepted = (chance * q < p).long().cumprod(-1).sum(-1)  # (B,)
+    rows = torch.arange(B, device=p.device)
+    rest, refused = target[rows, accepted], draft[rows, accepted.clamp(max=K - 1)]
+    residual = (rest - refused).clamp(min=0)
+    use = (accepted < K)[:, None] & (residual.sum(-1, keepdim=True) > 0)
+    uniform = torch.rand(B, generator=generator, dtype=torch.float64)
+    next_ids = draw(torch.where(use, residual, rest), uniform)
+    return accepted.to(draft_ids.device), next_ids.to(draft_ids.device)
 
 
 def _distributions(logits: Tensor, tokens: Tensor, sampler: Sampler) -> Tensor:

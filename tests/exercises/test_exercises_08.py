@@ -2,6 +2,10 @@
 
 import math
 
+import torch
+
+from minillm.exercises.sampling import PREDICTIONS
+
 
 def keep(probs, p, crossing=True):
     order = sorted(range(len(probs)), key=lambda i: -probs[i])
@@ -11,18 +15,75 @@ def keep(probs, p, crossing=True):
             break
         kept.append(i)
         mass += probs[i]
-        if mass >= p:
+        if mass >= p - 1e-9:
             break
     return kept
 
 
-def sharpen(probs, t):
-    return [p ** (1 / t) / sum(q ** (1 / t) for q in probs) for p in probs]
+def next_token(
+    probs, t, p, u, *, power=None, crossing=True, cut=True, scale=True, best=False, cold=False
+):
+    exponent = 1 / t if power is None else power(t)
+    if cold:  # cut first
+        kept = keep(probs, p)
+        probs = [q if i in kept else 0.0 for i, q in enumerate(probs)]
+    probs = [q**exponent for q in probs]
+    probs = [q / sum(probs) for q in probs]
+    if not cold:
+        kept = keep(probs, p, crossing) if cut else range(len(probs))
+    if not kept:
+        kept = [max(range(len(probs)), key=lambda i: probs[i])]
+    kept = kept if best else sorted(kept)
+    total, reached = sum(probs[i] for i in kept) if scale else 1, 0.0
+    for i in kept:
+        reached += probs[i]
+        if reached > u * total:
+            return i
+    return kept[-1]
 
 
-def residual(p, q):
-    rest = [max(a - b, 0) for a, b in zip(p, q, strict=True)]
-    return [x / sum(rest) for x in rest]
+def next_token_with_torch(probs, t, p, u):
+    shaped = (torch.tensor(probs, dtype=torch.float64).log() / t).softmax(0)
+    best, ids = shaped.sort(descending=True, stable=True)
+    left = torch.zeros_like(shaped)
+    kept = ids[best.cumsum(0) - best < p - 1e-9]
+    left[kept] = shaped[kept]
+    return (left.cumsum(0) <= u * left.sum()).sum()
+
+
+def changed(predictions=None, **changes):
+    """The right predictions, but for some; `k3=4` changes "... top_k = 3"."""
+    short = dict(zip(["p75", "p76", "k3", "m", "mt", "k2", "t", "hot"], PREDICTIONS, strict=True))
+    right = {key: value for key, (value, _) in PREDICTIONS.items()}
+    return {**right, **{short[key]: value for key, value in changes.items()}}
+
+
+def write_batch(
+    next_logits, sampler, count, end, max_new, *, named=True, remove=False, guard=True, run_on=False
+):
+    rows, live = [[] for _ in range(count)], list(range(count))
+    for _ in range(max_new):
+        if guard and not live:
+            break
+        logits = torch.stack([next_logits(rows[row]) for row in live])
+        ids = sampler(logits, rows=live) if named else sampler(logits)
+        for row, token in zip(live, ids.tolist()):  # noqa: B905
+            rows[row].append(token)
+            if remove and token == end:
+                live.remove(row)
+        if not remove and not run_on:
+            live = [row for row in live if rows[row][-1] != end]
+    return rows
+
+
+def one_by_one(next_logits, sampler, count, end, max_new):
+    rows = []
+    for row in range(count):
+        ids = []
+        while len(ids) < max_new and (not ids or ids[-1] != end):
+            ids.append(int(sampler(next_logits(ids)[None], rows=[row])))
+        rows.append(ids)
+    return rows
 
 
 def typical(probs, mass):
@@ -30,45 +91,91 @@ def typical(probs, mass):
     far = sorted(range(len(probs)), key=lambda i: abs(-math.log(probs[i]) - entropy))
     while sum(probs[i] for i in far[:-1]) >= mass:
         far.pop()
-    return far
+    return sorted(far)
+
+
+def unsorted(probs, mass):
+    return sorted(typical(probs, mass), key=lambda i: -probs[i])
+
+
+def in_pieces(pieces, stop):
+    text = ""
+    for piece in pieces:
+        if stop in piece:
+            return text + piece.partition(stop)[0]
+        text += piece
+    return text
 
 
 RIGHT = {
-    "08.1": sharpen,
-    "08.2": keep,
-    "08.3": lambda pieces, stop: "".join(pieces).partition(stop)[0],
-    "08.4": residual,
+    "08.1": next_token,
+    "08.2": changed(),
+    "08.3": write_batch,
+    "08.4": lambda pieces, stop: "".join(pieces).partition(stop)[0],
     "08.5": typical,
 }
+
+
+def using(**options):
+    return lambda *args: next_token(*args, **options)
+
+
 WRONG = [
-    ("08.1", lambda probs, t: [p ** (1 / t) for p in probs], "renormalise"),
-    ("08.1", lambda probs, t: [p**t / sum(q**t for q in probs) for p in probs], "wrong way round"),
-    ("08.1", lambda probs, t: list(probs), "changes nothing"),
-    ("08.1", lambda probs, t: [1 / len(probs)] * len(probs), "I expected"),
-    ("08.2", lambda probs, p: keep(probs, p, crossing=False), "nothing is left"),
-    ("08.2", lambda probs, p: keep(probs, p, False) or keep(probs, 0), "the token that crosses p"),
-    ("08.2", lambda probs, p: list(range(len(keep(probs, p)))), "I expected"),
-    ("08.3", lambda pieces, stop: "".join(pieces), "across two pieces"),
-    ("08.3", lambda pieces, stop: "".join(pieces).partition(stop)[0] + stop, "leave it out"),
+    ("08.1", using(power=lambda t: t), "wrong way round"),
+    ("08.1", using(power=lambda t: 1), "changes nothing"),
+    ("08.1", using(cut=False), "nothing is cut"),
+    ("08.1", using(crossing=False), "belongs to what is kept"),
+    ("08.1", using(scale=False), "sums to less than 1"),
+    ("08.1", using(best=True), "in the order of the list"),
+    ("08.1", using(cold=True), "the temperature comes first"),
+    ("08.1", lambda probs, t, p, u: 0, "I expected"),
+    ("08.1", lambda probs, t, p, u: 5, "there is no token 5"),
+    ("08.1", lambda probs, t, p, u: probs[0], "a whole number"),
+    ("08.2", changed(p75=3), "the first two have together"),
+    ("08.2", changed(p76=2), "right so far: 7 of 8"),
+    ("08.2", changed(k3=4), "exactly k are kept"),
+    ("08.2", changed(mt=2), "its square root"),
+    ("08.2", changed(k2=0.5), "must sum to 1"),
+    ("08.2", changed(t=0.25), "divide by their sum"),
+    ("08.2", changed(hot=...), "not filled in yet"),
+    ("08.2", changed(m="two"), "write a number"),
+    ("08.3", lambda *args: write_batch(*args, named=False), "which row is it?"),
+    ("08.3", lambda *args: write_batch(*args, remove=True), "while a loop runs over it"),
     (
         "08.3",
+        lambda *args: write_batch(*args, named=False, remove=True),
+        "two mistakes are left",
+    ),
+    ("08.3", lambda *args: [row[:-1] for row in write_batch(*args)], "written alone it is"),
+    ("08.3", lambda *args: write_batch(*args, guard=False), "nothing left to stack"),
+    ("08.3", lambda *args: write_batch(*args, run_on=True), "goes on after its end token"),
+    ("08.3", lambda *args: write_batch(*args)[:-1], "you return"),
+    ("08.4", lambda pieces, stop: "".join(pieces), "across two pieces"),
+    ("08.4", in_pieces, "across two pieces"),
+    ("08.4", lambda pieces, stop: "".join(pieces).partition(stop)[0] + stop, "is still there"),
+    (
+        "08.4",
         lambda pieces, stop: (
             "".join(pieces).rpartition(stop)[0] if stop in "".join(pieces) else "".join(pieces)
         ),
         "instead of the first",
     ),
-    ("08.4", lambda p, q: [a - b for a, b in zip(p, q, strict=True)], "only the positive part"),
-    ("08.4", lambda p, q: [max(a - b, 0) for a, b in zip(p, q, strict=True)], "renormalise"),
-    ("08.4", lambda p, q: p, "counts tokens twice"),
     ("08.5", keep, "the most probable tokens"),
     ("08.5", lambda probs, mass: [len(probs) - 1], "I expected"),
     ("08.5", lambda probs, mass: [], "you kept no token"),
+    ("08.5", unsorted, "return their indices in order"),
 ]
+
+
+def test_another_right_answer_is_accepted():
+    from minillm.exercises import grade
+
+    for name, answer in (("08.1", next_token_with_torch), ("08.3", one_by_one)):
+        assert grade(name, answer).status == "correct", grade(name, answer).message
 
 
 def test_typical_agrees_with_transformers():
     """The grader's idea of 08.5 is the one of transformers' TypicalLogitsWarper."""
-    import torch
     from transformers.generation.logits_process import TypicalLogitsWarper
 
     from minillm.exercises.sampling import _typical_set

@@ -106,6 +106,20 @@ def test_rows_that_end_are_filled_and_the_rest_goes_on():
     assert set(no_pad[1, 6:].tolist()) <= {eos}
 
 
+def test_rows_that_end_at_different_times_are_drawn_as_alone():
+    m, prompt = model(pad_token_id=2), torch.tensor([[5, 7], [8, 9], [1, 4], [3, 3]])
+    ends, lengths = list(range(0, 300, 12)), set()
+    options = {"max_new_tokens": 40, "eos_token_id": ends}
+    together = generate(m, prompt, sampler=Sampler(temperature=1.5, seed=5), **options)
+    for row in range(4):
+        own = Sampler(temperature=1.5, seed=5 + row)
+        alone = generate(m, prompt[row : row + 1], sampler=own, **options)
+        lengths.add(alone.shape[1])
+        assert torch.equal(together[row : row + 1, : alone.shape[1]], alone)
+        assert set(together[row, alone.shape[1] :].tolist()) <= {2}
+    assert len(lengths) > 2
+
+
 def test_the_configs_end_token_is_the_default():
     free = generate(model(), torch.tensor([[5, 7]]), max_new_tokens=12)
     eos = free[0, 6].item()

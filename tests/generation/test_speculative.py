@@ -8,8 +8,8 @@ import torch
 
 from minillm.config import ModelConfig
 from minillm.generation.decoding import generate
-from minillm.generation.sampling import Sampler
-from minillm.generation.speculative import speculative_generate
+from minillm.generation.sampling import Sampler, draw
+from minillm.generation.speculative import speculative_generate, speculative_step
 from minillm.model import CausalLM
 
 
@@ -96,3 +96,60 @@ def test_a_round_reads_its_tokens_once(monkeypatch):
     note = lambda *counts: rounds.append(counts)  # noqa: E731
     speculative_generate(m, model(seed=1), prompt, max_new_tokens=12, on_round=note)
     assert len(reads) == len(rounds) > 2
+
+
+def chi_square(ids: torch.Tensor, p: torch.Tensor) -> float:
+    """Pearson's statistic; impossible tokens must not occur at all."""
+    counts = torch.bincount(ids, minlength=len(p)).double()
+    assert counts[p == 0].sum() == 0
+    expected = p[p > 0].double() * len(ids)
+    return float(((counts[p > 0] - expected) ** 2 / expected).sum())
+
+
+LIMIT = 20.5  # chi-square with 5 degrees of freedom exceeds it with probability 0.001
+
+
+@pytest.mark.parametrize("disagree", [False, True])
+@pytest.mark.parametrize("sampler", [Sampler(), Sampler(temperature=0.7, top_p=0.85)])
+def test_speculative_step_follows_the_target(disagree, sampler, generator):
+    """The first two tokens that come out are distributed as two draws from the target."""
+    n, size = 40_000, 4
+    g = torch.Generator().manual_seed(4)
+    target = torch.randn(
+        size + 1, size, generator=g
+    )  # row: logits after token (last: at the start)
+    scale = 3.0 if disagree else 0.3
+    draft = target + scale * torch.randn(size + 1, size, generator=g)
+    p, q = sampler.probabilities(target), sampler.probabilities(draft)
+    first = draw(q[-1].expand(n, -1), torch.rand(n, generator=generator))
+    second = draw(q[first], torch.rand(n, generator=generator))
+    ids = torch.stack([first, second], dim=1)
+    draft_probs = torch.stack([q[-1].expand(n, -1), q[first]], dim=1)
+    target_probs = torch.stack([p[-1].expand(n, -1), p[first], p[second]], dim=1)
+    accepted, extra = speculative_step(draft_probs, target_probs, ids, generator=generator)
+    assert int(accepted.min()) == 0 and int(accepted.max()) >= 1
+    out_first = torch.where(accepted > 0, first, extra)
+    assert chi_square(out_first, p[-1]) < LIMIT
+    overlap = float(torch.minimum(p[-1], q[-1]).sum())
+    error = 4 * math.sqrt(overlap * (1 - overlap) / n) + 1e-9
+    assert abs(float((accepted > 0).float().mean()) - overlap) < error
+    two = accepted > 0  # the second token, given that the first was accepted
+    out_second = torch.where(accepted > 1, second, extra)
+    for token in range(size):
+        rows = two & (first == token)
+        if int(rows.sum()) > 500:
+            assert chi_square(out_second[rows], p[token]) < LIMIT
+
+
+def test_speculative_step_accepts_everything_from_the_target_itself(generator):
+    p = torch.rand(1, 3, 5, generator=generator).softmax(-1).expand(64, -1, -1)
+    ids = torch.randint(5, (64, 2), generator=generator)
+    accepted, _ = speculative_step(p[:, :2], p, ids, generator=generator)
+    assert accepted.tolist() == [2] * 64
+
+
+def test_speculative_step_refuses_wrong_shapes():
+    with pytest.raises(ValueError, match="do not fit"):
+        speculative_step(torch.ones(1, 2, 3), torch.ones(1, 2, 3), torch.zeros(1, 2).long())
+    with pytest.raises(ValueError, match="do not fit"):  # nothing was drafted
+        speculative_step(torch.ones(1, 0, 3), torch.ones(1, 1, 3), torch.zeros(1, 0).long())

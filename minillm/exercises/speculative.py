@@ -1,0 +1,129 @@
+"""Graders of 08_speculative: the residual, chances of one guess, the best number of guesses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from minillm.exercises import Unsolved, exercise
+
+PAIRS = (
+    ([0.5, 0.3, 0.16, 0.02, 0.02], [0.05, 0.15, 0.2, 0.3, 0.3]),
+    ([0.25, 0.25, 0.25, 0.25], [0.01, 0.02, 0.07, 0.9]),
+    ([0.0, 1.0], [0.5, 0.5]),
+)
+
+
+def _close(ours: Sequence[float], theirs: Sequence[float]) -> bool:
+    pairs = zip(ours, theirs, strict=False)
+    return len(ours) == len(theirs) and all(abs(a - b) < 1e-6 for a, b in pairs)
+
+
+def _positive(p: Sequence[float], q: Sequence[float]) -> list[float]:
+    rest = [max(a - b, 0.0) for a, b in zip(p, q, strict=True)]
+    return [x / sum(rest) for x in rest]
+
+
+@exercise(
+    "08_speculative.1",
+    "what must refusals add to what was accepted, so that p comes out?",
+    "accepted guesses have given min(p, q) already; the residual gives what is missing to p",
+)
+def residual(answer: Callable[[list[float], list[float]], list[float]]) -> str | None:
+    for p, q in PAIRS:
+        want = _positive(p, q)
+        got = [float(x) for x in answer(list(p), list(q))]
+        if _close(got, want):
+            continue
+        case = f"for p = {p} and q = {q}"
+        if len(got) != len(p):
+            return f"{case} return {len(p)} probabilities, not {len(got)}"
+        if _close(got, _positive(q, p)):
+            return f"{case} this is what the draft has too much: p and q have changed places"
+        if min(got) < 0:
+            return f"{case} a probability of {min(got):.3f}: only the positive part counts"
+        if abs(sum(got) - 1) > 1e-6:
+            return f"{case} your residual sums to {sum(got):.3f}: divide by its sum"
+        if _close(got, p):
+            return "drawing the replacement from p counts tokens twice that the draft gave already"
+        shared = [min(a, b) for a, b in zip(p, q, strict=True)]
+        if _close(got, [x / sum(shared) for x in shared]):
+            return f"{case} this is the overlap, which is accepted; asked is what is missing"
+        return f"{case} I expected {[round(x, 3) for x in want]}"
+    for p in ([0.25, 0.75], [0.5, 0.3, 0.2]):
+        try:
+            got = [float(x) for x in answer(list(p), list(p))]
+        except ZeroDivisionError:
+            return "for p = q nothing is missing, and you divide by zero: return p, for instance"
+        if len(got) != len(p) or min(got) < 0 or not abs(sum(got) - 1) < 1e-6:
+            return f"for p = q = {p} return some distribution, such as p; yours is {got}"
+    return None
+
+
+PREDICTIONS: dict[str, tuple[float, str]] = {
+    "chance that token 0, once guessed, stands": (
+        1,
+        "the large model likes it more than the draft",
+    ),
+    "chance that token 2, once guessed, stands": (0.25, "p over q: 0.1 over 0.4"),
+    "chance that a guess stands": (0.7, "the overlap: the smaller of p and q, summed"),
+    "chance that a replacement is token 0": (1, "where is p greater than q?"),
+    "chance that token 1 comes out": (0.3, "what does the whole method promise?"),
+    "tokens per pass with K = 1": (1.7, "one token always, one more if the guess stands"),
+}
+
+
+@exercise(
+    "08_speculative.2",
+    "fill in the six numbers; most need one line of arithmetic, one needs none",
+    "the overlap says how fast, and what comes out is p, whatever the draft is",
+)
+def predictions(answer: Any) -> str | None:
+    answer = answer() if callable(answer) else answer
+    if not isinstance(answer, dict) or answer.keys() != PREDICTIONS.keys():
+        return "the answer is a dictionary with the six questions as keys, as it was given"
+    if all(value is ... for value in answer.values()):
+        raise Unsolved
+    for key, value in answer.items():
+        if value is ...:
+            return f"{key!r} is not filled in yet"
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            return f"{key!r}: write a number, not {value!r}"
+    wrong = [key for key, (right, _) in PREDICTIONS.items() if abs(answer[key] - right) > 0.006]
+    if not wrong:
+        return None
+    done, (_, hint) = len(PREDICTIONS) - len(wrong), PREDICTIONS[wrong[0]]
+    return f"right so far: {done} of 6; look at {wrong[0]!r} again: {hint}"
+
+
+def _speed(a: float, K: int, c: float) -> float:
+    return sum(a**j for j in range(K + 1)) / (1 + K * c)
+
+
+@exercise(
+    "08_speculative.3",
+    "write the speed as a function of K, then compare; what is the formula's value at a = 1?",
+    "the better and cheaper the guesses, the more of them; a poor or dear draft is best left alone",
+)
+def best_number(answer: Callable[[float, float], int]) -> str | None:
+    cases = [(0.8, 0.05), (0.4, 0.05), (0.8, 0.3), (0.4, 0.5), (0.9, 0.01), (0.0, 0.1), (0.3, 0.3)]
+    for a, c in (*cases, (1.0, 0.1)):
+        speeds = [_speed(a, K, c) for K in range(51)]
+        want = next(K for K in range(51) if speeds[K] >= max(speeds) - 1e-12)
+        try:
+            got = answer(a, c)
+        except ZeroDivisionError:
+            return f"a = {a}, c = {c}: you divide by 1 - a; add up the powers of a in place of it"
+        if isinstance(got, bool) or not hasattr(got, "__index__") or not 0 <= got <= 50:
+            return f"return a whole number from 0 to 50, not {got!r}"
+        if got == want:
+            continue
+        case = f"a = {a}, c = {c}"
+        if want == 0:
+            return f"{case}: with K = {got} it is slower than without ({speeds[got]:.2f}): 0"
+        if speeds[got] >= max(speeds) - 1e-12:
+            return f"{case}: K = {want} is as fast as {got}; the smallest is asked for"
+        if got == 50:
+            return f"{case}: the most tokens per pass are not the best speed: guesses cost time"
+        return f"{case}: K = {got} gives {speeds[got]:.3f}, another gives {max(speeds):.3f}"
+    return None
