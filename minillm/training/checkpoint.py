@@ -4,7 +4,7 @@ Explained in notebook 09 (training). Tensors are in safetensors files, everythin
 nothing is unpickled.
 """
 
-# Built from notebooks/09_training.ipynb: edit there, then make build.
+# Built from notebooks/deeper/09_runs_that_survive.ipynb: edit there, then make build.
 
 import json
 import os

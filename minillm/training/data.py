@@ -1,6 +1,6 @@
 """Tokens for training: files mapped into memory, random windows, batches (notebook 09)."""
 
-# Built from notebooks/09_training.ipynb: edit there, then make build.
+# Built from notebooks/deeper/09_data_sources.ipynb: edit there, then make build.
 
 import os
 from collections.abc import Iterable

@@ -1,6 +1,6 @@
 """Whole documents for training: fresh stories, files, rows that begin with them (notebook 09)."""
 
-# Built from notebooks/09_training.ipynb: edit there, then make build.
+# Built from notebooks/deeper/09_data_sources.ipynb: edit there, then make build.
 
 import random
 import warnings

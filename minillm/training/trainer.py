@@ -3,7 +3,7 @@
 Explained in notebook 09.
 """
 
-# Built from notebooks/09_training.ipynb: edit there, then make build.
+# Built from notebooks/deeper/09_runs_that_survive.ipynb: edit there, then make build.
 
 import dataclasses
 import math
