@@ -1,6 +1,6 @@
 """Checkpoints that are there whole or not at all: written aside, forced to disk, then renamed.
 
-Explained in notebook 09 (training). Tensors are in safetensors files, everything else is JSON:
+Explained in deeper/09_runs_that_survive. Tensors are in safetensors files, everything else is JSON:
 nothing is unpickled.
 """
 

@@ -1,4 +1,7 @@
-"""Whole documents for training: fresh stories, files, rows that begin with them (notebook 09)."""
+"""Whole documents for training: fresh stories, files, rows that begin with them.
+
+Explained in deeper/09_data_sources.
+"""
 
 # Built from notebooks/deeper/09_data_sources.ipynb: edit there, then make build.
 

@@ -1,6 +1,6 @@
 """The folder of a run: its metrics, and the rule that one run and one process own it.
 
-Explained in notebook 09.
+Explained in deeper/09_runs_that_survive.
 """
 
 # Built from notebooks/deeper/09_runs_that_survive.ipynb: edit there, then make build.
