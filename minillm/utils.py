@@ -12,6 +12,7 @@ import re
 import secrets
 import shutil
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
@@ -242,16 +243,29 @@ def _is_decided(folder: Path, staging: Path) -> bool:
     return (folder / _JOURNAL).exists() and not (staging / _JOURNAL).exists()
 
 
+def _each_key_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """The object of these pairs. Raises: KeyError with the first key that is there twice."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        times = Counter(key for key, _ in pairs)
+        raise KeyError(next(key for key in times if times[key] > 1))
+    return found
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """The object that a file holds, also where an interrupted save has not put it in place yet.
 
-    Raises: FileNotFoundError if there is no file; ValueError if it holds something else.
+    Raises: FileNotFoundError if there is no file; ValueError if it holds something else, or if a
+        key stands twice in an object: which of the two values is meant, nobody can know.
     """
     found = resolve(path)
     if not found.is_file():
         raise FileNotFoundError(f"{path.parent} has no {path.name}")
     try:
-        content = json.loads(found.read_text(encoding="utf-8"))
+        text = found.read_text(encoding="utf-8")
+        content = json.loads(text, object_pairs_hook=_each_key_once)
+    except KeyError as error:
+        raise ValueError(f"{path} holds the key {error.args[0]!r:.60} twice") from None
     except ValueError as error:
         raise ValueError(f"{path} is not whole JSON: {error}") from None
     except RecursionError:

@@ -15,6 +15,7 @@ DAMAGED = [
     '{"options": 5}',
     '{"options": {}}',
     '{"options": {"corpus": 3}}',
+    '{"options": {"corpus": "stories-en", "hidden_size": 8, "hidden_size": 8}}',
 ]
 
 

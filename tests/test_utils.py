@@ -236,6 +236,8 @@ def test_replacing_leaves_nothing_behind(tmp_path):
         ('{"a":' * 100_000, "nested too deeply"),
         ('{"a": ' + "9" * 5000 + "}", "is not whole JSON"),
         (b"\xff\xfe{}", "is not whole JSON"),
+        ('{"a": 1, "b": 2, "a": 1}', "holds the key 'a' twice"),
+        ('{"b": [{"": 1, "c": {}, "": 2}]}', "holds the key '' twice"),
     ],
 )
 def test_json_that_is_no_object(text, message, tmp_path):
@@ -243,6 +245,11 @@ def test_json_that_is_no_object(text, message, tmp_path):
     (tmp_path / "a.json").write_bytes(data)
     with pytest.raises(ValueError, match=rf"a\.json.* {message}"):
         read_json(tmp_path / "a.json")
+
+
+def test_the_same_key_in_two_objects_is_no_mistake(tmp_path):
+    (tmp_path / "a.json").write_text('{"a": {"a": 1}, "b": [{"a": 2}, {"a": 3}]}', encoding="utf-8")
+    assert read_json(tmp_path / "a.json") == {"a": {"a": 1}, "b": [{"a": 2}, {"a": 3}]}
 
 
 def test_json_that_is_not_there(tmp_path):

@@ -1,6 +1,9 @@
-"""Tokens for training: files mapped into memory, random windows, batches (notebook 09)."""
+"""Tokens for training: files mapped into memory, random windows, batches.
 
-# Built from notebooks/09_training.ipynb: edit there, then make build.
+Explained in deeper/09_data_sources.
+"""
+
+# Built from notebooks/deeper/09_data_sources.ipynb: edit there, then make build.
 
 import os
 from collections.abc import Iterable
@@ -48,6 +51,73 @@ def get_batch(
     stacked = np.stack([w.cpu() if isinstance(w, Tensor) else w for w in windows])
     rows = torch.from_numpy(stacked.astype(np.int64)).to(device)
     return rows[:, :-1], rows[:, 1:]
+
+
+class BatchSource(Protocol):
+    """What `Trainer` draws from: batches without end, and a state (plain JSON) to go back to."""
+
+    def __next__(self) -> tuple[Tensor, Tensor]: ...
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+
+class WindowBatches:
+    """Random windows of a row of tokens; batch i depends on the seed and on i alone."""
+
+    def __init__(self, tokens: Any, batch_size: int, context_length: int, *, seed: int = 0) -> None:
+        self.tokens, self.batch_size, self.context_length = tokens, batch_size, context_length
+        self.seed, self.index = seed, 0
+
+    def __next__(self) -> tuple[Tensor, Tensor]:
+        mixed = np.random.SeedSequence([self.seed, self.index]).generate_state(1)[0]
+        generator = torch.Generator().manual_seed(int(mixed))  # torch's seeds have 32 bits
+        batch = get_batch(self.tokens, self.batch_size, self.context_length, generator=generator)
+        self.index += 1
+        return batch
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the source stands, with the settings that must not change."""
+        settings = {"batch_size": self.batch_size, "context_length": self.context_length}
+        return {**settings, "seed": self.seed, "tokens": len(self.tokens), "index": self.index}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go where `state` says. Raises: ValueError if its settings are others than ours."""
+        check_settings(state, {**self.state_dict(), "index": state.get("index")})
+        self.index = count_in(state, "index")
+
+
+RENAMED = {  # settings that runs begun with older versions saved under other names
+    "accumulation": "gradient_accumulation_steps",
+    "algorithm": "optimizer",
+    "pool": "shuffle_buffer",
+}
+
+
+def check_settings(saved: dict[str, Any], ours: dict[str, Any]) -> None:
+    """Raise a ValueError that names each setting in which two runs differ."""
+    names = sorted(saved.keys() | ours.keys())
+    wrong = [
+        f"{n}: saved {saved.get(n)!r}, now {ours.get(n)!r}"
+        for n in names
+        if saved.get(n) != ours.get(n)
+    ]
+    if wrong:
+        raise ValueError("the saved run had other settings: " + "; ".join(wrong))
+
+
+def with_new_names(saved: dict[str, Any]) -> dict[str, Any]:
+    """Saved settings under the names of today."""
+    return {RENAMED.get(name, name): value for name, value in saved.items()}
+
+
+def count_in(state: dict[str, Any], name: str) -> int:
+    """A count from 0 in a saved state. Raises: ValueError if it is something else."""
+    value = state.get(name)
+    if type(value) is not int or value < 0:
+        raise ValueError(f"{name} must be a count from 0, not {value!r}")
+    return value
 
 
 def _write_tokens(
@@ -125,73 +195,6 @@ class TokenDataset:
         """Write documents one by one, each with an end token; the file appears when it is whole."""
         _write_tokens(Path(path), documents, vocab_size=vocab_size, end_id=end_id)
         return cls(path, end_id=end_id)
-
-
-class BatchSource(Protocol):
-    """What `Trainer` draws from: batches without end, and a state (plain JSON) to go back to."""
-
-    def __next__(self) -> tuple[Tensor, Tensor]: ...
-
-    def state_dict(self) -> dict[str, Any]: ...
-
-    def load_state_dict(self, state: dict[str, Any]) -> None: ...
-
-
-class WindowBatches:
-    """Random windows of a row of tokens; batch i depends on the seed and on i alone."""
-
-    def __init__(self, tokens: Any, batch_size: int, context_length: int, *, seed: int = 0) -> None:
-        self.tokens, self.batch_size, self.context_length = tokens, batch_size, context_length
-        self.seed, self.index = seed, 0
-
-    def __next__(self) -> tuple[Tensor, Tensor]:
-        mixed = np.random.SeedSequence([self.seed, self.index]).generate_state(1)[0]
-        generator = torch.Generator().manual_seed(int(mixed))  # torch's seeds have 32 bits
-        batch = get_batch(self.tokens, self.batch_size, self.context_length, generator=generator)
-        self.index += 1
-        return batch
-
-    def state_dict(self) -> dict[str, Any]:
-        """Where the source stands, with the settings that must not change."""
-        settings = {"batch_size": self.batch_size, "context_length": self.context_length}
-        return {**settings, "seed": self.seed, "tokens": len(self.tokens), "index": self.index}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go where `state` says. Raises: ValueError if its settings are others than ours."""
-        check_settings(state, {**self.state_dict(), "index": state.get("index")})
-        self.index = count_in(state, "index")
-
-
-RENAMED = {  # settings that runs begun with older versions saved under other names
-    "accumulation": "gradient_accumulation_steps",
-    "algorithm": "optimizer",
-    "pool": "shuffle_buffer",
-}
-
-
-def check_settings(saved: dict[str, Any], ours: dict[str, Any]) -> None:
-    """Raise a ValueError that names each setting in which two runs differ."""
-    names = sorted(saved.keys() | ours.keys())
-    wrong = [
-        f"{n}: saved {saved.get(n)!r}, now {ours.get(n)!r}"
-        for n in names
-        if saved.get(n) != ours.get(n)
-    ]
-    if wrong:
-        raise ValueError("the saved run had other settings: " + "; ".join(wrong))
-
-
-def with_new_names(saved: dict[str, Any]) -> dict[str, Any]:
-    """Saved settings under the names of today."""
-    return {RENAMED.get(name, name): value for name, value in saved.items()}
-
-
-def count_in(state: dict[str, Any], name: str) -> int:
-    """A count from 0 in a saved state. Raises: ValueError if it is something else."""
-    value = state.get(name)
-    if type(value) is not int or value < 0:
-        raise ValueError(f"{name} must be a count from 0, not {value!r}")
-    return value
 
 
 def pad_rows(rows: list[list[int]], width: int, fill: int) -> tuple[Tensor, Tensor]:

@@ -1,6 +1,9 @@
-"""Whole documents for training: fresh stories, files, rows that begin with them (notebook 09)."""
+"""Whole documents for training: fresh stories, files, rows that begin with them.
 
-# Built from notebooks/09_training.ipynb: edit there, then make build.
+Explained in deeper/09_data_sources.
+"""
+
+# Built from notebooks/deeper/09_data_sources.ipynb: edit there, then make build.
 
 import random
 import warnings

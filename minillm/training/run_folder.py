@@ -1,9 +1,9 @@
 """The folder of a run: its metrics, and the rule that one run and one process own it.
 
-Explained in notebook 09.
+Explained in deeper/09_runs_that_survive.
 """
 
-# Built from notebooks/09_training.ipynb: edit there, then make build.
+# Built from notebooks/deeper/09_runs_that_survive.ipynb: edit there, then make build.
 
 import json
 import os

@@ -1,9 +1,9 @@
 """The training loop: any model from ids to logits; survives a kill and resumes bit for bit.
 
-Explained in notebook 09.
+Explained in deeper/09_runs_that_survive.
 """
 
-# Built from notebooks/09_training.ipynb: edit there, then make build.
+# Built from notebooks/deeper/09_runs_that_survive.ipynb: edit there, then make build.
 
 import dataclasses
 import math
@@ -26,6 +26,25 @@ from minillm.training.loss import accumulate_gradients
 from minillm.training.optim import AdamW, Optimizer, clip_grad_norm, cosine_schedule, decay_groups
 
 __all__ = ["Meter", "TrainConfig", "Trainer", "rng_state", "set_rng_state"]
+
+
+def rng_state(device: torch.device) -> dict[str, Tensor]:
+    """Where torch's random numbers stand, on the CPU and on the device."""
+    state = {"cpu": torch.get_rng_state()}
+    if device.type == "cuda":
+        state["cuda"] = torch.cuda.get_rng_state(device)
+    elif device.type == "mps":
+        state["mps"] = torch.mps.get_rng_state()
+    return state
+
+
+def set_rng_state(state: dict[str, Tensor], device: torch.device) -> None:
+    """Go back to where `rng_state` was called."""
+    torch.set_rng_state(state["cpu"])
+    if device.type == "cuda" and "cuda" in state:
+        torch.cuda.set_rng_state(state["cuda"], device)
+    elif device.type == "mps" and "mps" in state:
+        torch.mps.set_rng_state(state["mps"])
 
 
 @dataclass(frozen=True)
@@ -141,25 +160,6 @@ class Meter:
         """Go on from these sums; from none if they are not there."""
         self.nats, self.targets = float(state.get("nats", 0.0)), state.get("targets", 0)
         self.bytes = state.get("bytes", 0)
-
-
-def rng_state(device: torch.device) -> dict[str, Tensor]:
-    """Where torch's random numbers stand, on the CPU and on the device."""
-    state = {"cpu": torch.get_rng_state()}
-    if device.type == "cuda":
-        state["cuda"] = torch.cuda.get_rng_state(device)
-    elif device.type == "mps":
-        state["mps"] = torch.mps.get_rng_state()
-    return state
-
-
-def set_rng_state(state: dict[str, Tensor], device: torch.device) -> None:
-    """Go back to where `rng_state` was called."""
-    torch.set_rng_state(state["cpu"])
-    if device.type == "cuda" and "cuda" in state:
-        torch.cuda.set_rng_state(state["cuda"], device)
-    elif device.type == "mps" and "mps" in state:
-        torch.mps.set_rng_state(state["mps"])
 
 
 def _share(batch: tuple[Tensor, Tensor], rank: int, size: int) -> tuple[Tensor, Tensor]:

@@ -246,6 +246,9 @@ def test_files_that_are_damaged_or_absent(checkpoint, tmp_path):
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(ValueError, match="not whole JSON"):
         from_pretrained(tmp_path)
+    (tmp_path / "config.json").write_text('{"model_type": "llama", "model_type": "gpt2"}')
+    with pytest.raises(ValueError, match="holds the key 'model_type' twice"):
+        from_pretrained(tmp_path)
 
 
 def test_a_head_that_should_be_tied_but_differs(checkpoint, tmp_path):

@@ -380,6 +380,16 @@ def test_features_we_lack_and_files_that_contradict_themselves_are_refused(
         BPETokenizer.load(path)
 
 
+def test_a_file_that_says_something_twice_is_an_error(tokenizer, tmp_path):
+    tokenizer.save(tmp_path)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        whole = (tmp_path / name).read_text(encoding="utf-8")
+        (tmp_path / name).write_text(whole.replace("{", '{"a": 1, "a": 2, ', 1), encoding="utf-8")
+        with pytest.raises(ValueError, match=rf"{re.escape(name)} holds the key 'a' twice"):
+            BPETokenizer.load(tmp_path)
+        (tmp_path / name).write_text(whole, encoding="utf-8")
+
+
 def test_a_file_cut_off_anywhere_is_an_error(tokenizer, tmp_path):
     tokenizer.save(tmp_path)
     for name in ("tokenizer.json", "tokenizer_config.json"):

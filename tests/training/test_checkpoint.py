@@ -591,6 +591,14 @@ def test_bytes_that_are_no_text_are_damage(tmp_path):
         assert newest_checkpoint(tmp_path).name == "step-00000005"
 
 
+def test_a_state_that_says_something_twice_is_damage(tmp_path):
+    path = damaged(tmp_path)
+    text = (path / "state.json").read_text(encoding="utf-8")
+    (path / "state.json").write_text(text.replace("{", '{"step": 10, ', 1), encoding="utf-8")
+    with pytest.warns(UserWarning, match=r"state\.json holds the key 'step' twice"):
+        assert newest_checkpoint(tmp_path).name == "step-00000005"
+
+
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers(-5, 50) | st.floats() | st.text(max_size=5),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner),
