@@ -4,7 +4,7 @@ Explained in notebooks/10_minillm.ipynb. Keys follow Hugging Face; how the
 families spell them in their files is in `minillm.pretrained.families`.
 """
 
-# Built from notebooks/10_minillm.ipynb: edit there, then make build.
+# Built from notebooks/deeper/10_families.ipynb: edit there, then make build.
 
 import sys
 from collections.abc import Callable, Collection, Mapping

@@ -3,7 +3,7 @@
 For a few rows at a time; explained in notebooks/10_minillm.ipynb.
 """
 
-# Built from notebooks/10_minillm.ipynb: edit there, then make build.
+# Built from notebooks/deeper/10_fast_decoding.ipynb: edit there, then make build.
 
 import torch
 import torch.nn.functional as F

@@ -3,7 +3,7 @@
 Explained in notebook 10; what is drawn, and how, is in `minillm.generation.sampling`.
 """
 
-# Built from notebooks/10_minillm.ipynb: edit there, then make build.
+# Built from notebooks/deeper/10_fast_decoding.ipynb: edit there, then make build.
 
 from collections.abc import Callable, Iterator, Sequence
 from numbers import Integral
