@@ -1,6 +1,6 @@
 """Products and attention for a compiler: plain sums over weights that lie as its loops read them.
 
-For a few rows at a time; explained in notebooks/10_minillm.ipynb.
+For a few rows at a time; explained in deeper/10_fast_decoding.
 """
 
 # Built from notebooks/deeper/10_fast_decoding.ipynb: edit there, then make build.

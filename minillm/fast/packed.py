@@ -1,6 +1,6 @@
 """The same model for decoding: matrices fused and laid out as a CPU reads them, norms folded in.
 
-Explained in notebooks/10_minillm.ipynb.
+Explained in deeper/10_fast_decoding.
 """
 
 # Built from notebooks/deeper/10_fast_decoding.ipynb: edit there, then make build.

@@ -1,6 +1,6 @@
 """Generation: one forward pass and one draw a token; batched, cached, streamed, compiled.
 
-Explained in notebook 10; what is drawn, and how, is in `minillm.generation.sampling`.
+Explained in deeper/10_fast_decoding; what is drawn, and how, is in `minillm.generation.sampling`.
 """
 
 # Built from notebooks/deeper/10_fast_decoding.ipynb: edit there, then make build.
