@@ -321,6 +321,8 @@ def _prepare(a: argparse.Namespace) -> tuple[Any, Any]:
         tokenizer = BPETokenizer.train(texts, a.vocab_size, special_tokens=[END])
     if tokenizer.eos_token_id is None:
         raise ValueError(f"the tokenizer has no end token, such as {END}")
+    if layout(a) != "windows" and isinstance(tokenizer, BPETokenizer) and not tokenizer.add_bos:
+        tokenizer.bos_token, tokenizer.add_bos = tokenizer.eos_token, True  # so begins each row
     config = _model_config(a, tokenizer)
     _check_fit(config, a, tokenizer)
     check_savable(config)  # rather now than after the training
@@ -490,6 +492,12 @@ def is_file(a: argparse.Namespace) -> bool:
     return a.corpus not in ("stories-en", "stories-zh")
 
 
+def layout(a: argparse.Namespace) -> Any:
+    """What a row holds: a document, several, or a window of a file."""
+    usual = "windows" if is_file(a) else "packed" if a.compile else "padded"  # packed: one shape
+    return a.layout or usual
+
+
 def language(corpus: str) -> Any:
     """The story language of `stories-en` or `stories-zh`."""
     from minillm.stories.language import StoryLanguage
@@ -533,13 +541,11 @@ def source(a: argparse.Namespace, tokenizer: Any) -> Any:
     from minillm.training.data import TokenDataset, WindowBatches
     from minillm.training.documents import DocumentBatches, FileDocuments, StoryDocuments
 
-    usual = "windows" if is_file(a) else "packed" if a.compile else "padded"  # packed: one shape
-    layout: Any = a.layout or usual
     end, encode = tokenizer.eos_token_id, tokenizer.encode_ordinary
     texts: Any
     if is_file(a):
         data = TokenDataset(a.output_dir / "tokens.npy", end_id=end)
-        if layout == "windows":
+        if layout(a) == "windows":
             return WindowBatches(data, a.batch_size, a.context_length, seed=a.seed)
         texts = FileDocuments(data, seed=a.seed)
     elif a.deck_cards is not None:
@@ -548,7 +554,7 @@ def source(a: argparse.Namespace, tokenizer: Any) -> Any:
     else:
         texts = StoryDocuments(language(a.corpus), encode, seed=a.seed)
     sizes = (a.batch_size, a.context_length)
-    batches = DocumentBatches(texts, *sizes, end_id=end, layout=layout, seed=a.seed)
+    batches = DocumentBatches(texts, *sizes, end_id=end, layout=layout(a), seed=a.seed)
     return ExactBatches(batches, texts.language, tokenizer) if a.exact_targets else batches
 
 
@@ -677,9 +683,9 @@ def _load(a: argparse.Namespace) -> tuple[Any, Any]:
 
 
 def _begin(model: Any, tokenizer: Any, prompt: str) -> list[int]:
-    """The ids of a prompt, after the model's begin token if it has one."""
+    """The ids of a prompt after the tokenizer's begin token, else the model's, if there is one."""
     ids = tokenizer.encode_ordinary(prompt)
-    begin = model.config.bos_token_id
+    begin = tokenizer.bos_token_id if tokenizer.add_bos else model.config.bos_token_id
     if begin is not None and ids[:1] != [begin]:
         ids = [begin, *ids]
     if not ids:

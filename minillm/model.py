@@ -331,6 +331,17 @@ class CausalLM(nn.Module):
 
         return from_pretrained(name, **options)[0]
 
+    def packed(self) -> "CausalLM":
+        """A copy for generation, the same numbers sooner on a CPU; see `minillm.fast.packed`.
+
+        It costs the memory of the weights again (and once more for the products of long prompts),
+        and does not follow this model: after more training, pack anew.
+        Raises: ValueError for a family whose layers are built otherwise.
+        """
+        from minillm.fast.packed import PackedLM
+
+        return PackedLM(self)
+
     def before_compiling(self) -> None:
         """Lay out what `run` needs when compiled: here nothing."""
 

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 from minillm.cli import options, parser, read_run_info, stories
 from minillm.fast.packed import PackedLM
-from minillm.generation.decoding import generate
+from minillm.generation.decoding import generate, stream_text
 from minillm.generation.sampling import Sampler
 from minillm.pretrained.load import from_pretrained
 from minillm.stories.language import StoryLanguage
@@ -57,6 +57,33 @@ def test_what_it_tells_are_stories(shipped):
     assert len(set(texts)) == len(texts)
     language = StoryLanguage("en")  # of 1,000, 971 were valid: 4 standard errors below that
     assert sum(language.score(text) > -math.inf for text in texts) >= 0.915 * len(texts)
+
+
+@torch.no_grad()
+def test_a_plain_prompt_is_told_to_its_end(shipped):
+    """The file says that a text begins with the end token, which `encode` then puts first."""
+    model, tokenizer = shipped
+    rows = generate(model, torch.tensor([tokenizer.encode("Once upon a time")]), max_new_tokens=300)
+    text = tokenizer.decode(rows[0], skip_special_tokens=True)
+    assert text.startswith("Once upon a time, ") and StoryLanguage("en").score(text) > -math.inf
+    told = stream_text(model, tokenizer, "Once upon a time", max_new_tokens=300)
+    assert "Once upon a time" + "".join(told) == text
+
+
+def test_its_ids_are_those_of_others(shipped):
+    _, tokenizer = shipped
+    library = pytest.importorskip("tokenizers").Tokenizer.from_file(str(FOLDER / "tokenizer.json"))
+    theirs = pytest.importorskip("transformers").AutoTokenizer.from_pretrained(FOLDER)
+    assert theirs.bos_token == theirs.eos_token == tokenizer.bos_token == tokenizer.eos_token
+    for text in [*stories("stories-en", 30, "ids"), "Once upon a time", "", " a", "\n", "猫 é"]:
+        ids = tokenizer.encode(text)
+        assert ids == theirs.encode(text) == library.encode(text).ids
+        assert ids == [tokenizer.eos_token_id, *tokenizer.encode_ordinary(text)]
+        alone = tokenizer.encode(text, add_special_tokens=False)
+        assert alone == theirs.encode(text, add_special_tokens=False) == ids[1:]
+        assert library.encode(text, add_special_tokens=False).ids == alone
+        assert tokenizer.decode(alone) == text == tokenizer.decode(ids, skip_special_tokens=True)
+        assert theirs.decode(ids, skip_special_tokens=True) == text
 
 
 def test_its_making_is_on_record():

@@ -102,6 +102,28 @@ def test_a_wrapped_tokenizer_trains_and_goes_on_with_a_prompt(tmp_path, capsys):
     assert capsys.readouterr().out == f"A cat{tokenizer.decode_bytes(ids).decode()}\n"
 
 
+def test_prompts_begin_as_the_rows_of_the_training_did(trained, tmp_path, capsys):
+    """What `train` saves says so to whoever encodes, also of a tokenizer that was given."""
+    transformers = pytest.importorskip("transformers")
+    folder, out = tmp_path / "t", tmp_path / "o"
+    BPETokenizer.train(stories("stories-en", 50, "x"), 300, special_tokens=[END]).save(folder)
+    assert not load_tokenizer(folder).add_bos
+    assert train(out, "--tokenizer", folder, "--context-length", 512, "--steps", 1, *SMALL) == 0
+    for made in (trained, out):
+        tokenizer = load_tokenizer(made)
+        ids = tokenizer.encode("A cat")
+        assert ids == [tokenizer.eos_token_id, *tokenizer.encode_ordinary("A cat")]
+        theirs = transformers.AutoTokenizer.from_pretrained(made)
+        assert theirs.encode("A cat") == ids and theirs.decode(ids[1:]) == "A cat"
+    model, tokenizer = from_pretrained(trained)
+    capsys.readouterr()
+    options = ["--prompt", "A cat", "--max-new-tokens", 9, "--temperature", 0]
+    assert run("generate", trained, *options) == 0
+    ids = generate(model, torch.tensor([tokenizer.encode("A cat")]), max_new_tokens=9)[0]
+    told = tokenizer.decode(ids, skip_special_tokens=True)
+    assert capsys.readouterr().out == f"{told}\n"
+
+
 def test_training_starts_from_a_saved_model(trained, tmp_path, capsys):
     """With its shape, weights and tokenizer: at rate 0 nothing moves, else the loss goes on."""
     still, moved = tmp_path / "still", tmp_path / "moved"
@@ -281,6 +303,7 @@ def test_train_on_a_text_file(tmp_path, layout, capsys):
     from minillm.training.data import TokenDataset
 
     _, tokenizer = from_pretrained(out)
+    assert tokenizer.add_bos == (layout != "windows")  # a window begins anywhere
     data = TokenDataset(out / "tokens.npy", end_id=tokenizer.eos_token_id)
     texts = [tokenizer.decode(data[a : b - 1].tolist()) for a, b in data.documents()]
     assert texts == documents

@@ -1,6 +1,7 @@
 """The README does what it says: its examples run, its commands exist, the workflow uses them."""
 
 import argparse
+import math
 import os
 import re
 import statistics
@@ -10,6 +11,8 @@ import textwrap
 from pathlib import Path
 
 import pytest
+
+from minillm.stories.language import StoryLanguage
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -37,7 +40,7 @@ def run(code: str, folder: Path) -> str:
 def test_the_examples_use_public_names_only():
     import minillm
 
-    assert len(BLOCKS) == 2
+    assert len(BLOCKS) == 3
     for block in BLOCKS:
         assert "from minillm import" in block and "from minillm." not in block
         assert "import minillm." not in block
@@ -62,6 +65,11 @@ def test_the_second_example_compares_two_models_on_ones_own_text(tmp_path):
     assert len(lines) == 2 and lines[0] != lines[1]
     losses = [float(re.search(r"loss (\d+\.\d+)", line)[1]) for line in lines]
     assert all(1.0 < loss < 5.0 for loss in losses)  # ln 512 = 6.24 is what knowing nothing costs
+
+
+def test_the_third_example_tells_a_story_of_the_shipped_model():
+    story = run(BLOCKS[2], ROOT).strip()
+    assert story.startswith("Once upon a time") and StoryLanguage("en").score(story) > -math.inf
 
 
 def test_the_table_names_every_notebook():

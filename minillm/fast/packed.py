@@ -266,7 +266,7 @@ class PackedLM(CausalLM):
             given = f"{c.model_type} with {c.hidden_act}, rope_interleave={c.rope_interleave}"
             raise ValueError(f"{given} cannot be packed; {', '.join(PACKABLE)} with silu can")
         self.model, self.lm_head = model.model, model.lm_head
-        self.packed = nn.ModuleList(PackedLayer(layer) for layer in model.model.layers)
+        self.packed_layers = nn.ModuleList(PackedLayer(layer) for layer in model.model.layers)
         self.head = PackedMatrix(
             model.lm_head.weight * (model.model.norm.weight * c.hidden_size**0.5)
         )
@@ -300,11 +300,11 @@ class PackedLM(CausalLM):
         """As `CausalLM.run`."""
         B, T = input_ids.shape
         x = self.model.embed(input_ids, position_ids).flatten(0, 1)  # (B * T, C)
-        first: Any = self.packed[0]
+        first: Any = self.packed_layers[0]
         if T > 1 and not first.gate_up.takes_rows(x):
             return super().run(input_ids, position_ids, mask, is_causal, cache, logits_to_keep)
         rope = self.model.rotary(position_ids)  # type: ignore[misc]  # all of PACKABLE rotate
-        for i, layer in enumerate(self.packed):
+        for i, layer in enumerate(self.packed_layers):
             layer_cache = None if cache is None else cache[i]
             x = layer(x, rope, self.eps, mask, is_causal, layer_cache)
         x = x.view(B, T, -1)[:, -logits_to_keep:]

@@ -98,7 +98,7 @@ class BPETokenizer:
         added_tokens: the same for those that any text may make, such as Qwen 3's `<think>`.
         bos_token, eos_token, pad_token: which of them begin and end a text, and fill a batch
             (default: the first well-known name; the end token also fills).
-        add_bos: `encode` puts the begin token first.
+        add_bos: `encode` puts the begin token first; without one the end token, as GPT-2 does.
         normalizer: "NFC" composes characters before encoding, so decoding returns composed text.
         chat_template: a Jinja2 template for `apply_chat_template`.
     Raises: ValueError if ids or names repeat, bytes are missing, one of the three is unknown, the
@@ -132,6 +132,8 @@ class BPETokenizer:
         known = self.special_tokens.keys()
         self.bos_token = bos_token or next((name for name in BEGIN_TOKENS if name in known), None)
         self.eos_token = eos_token or next((name for name in END_TOKENS if name in known), None)
+        if add_bos and self.bos_token is None:
+            self.bos_token = self.eos_token
         self.pad_token = pad_token or self.eos_token
         self.pattern, self.add_bos = pattern, add_bos
         self.normalizer, self.chat_template = normalizer, chat_template
@@ -168,13 +170,20 @@ class BPETokenizer:
         except KeyError as error:
             raise ValueError(f"no token has the id {error}; there are {len(self)} ids") from None
 
-    def decode(self, ids: Iterable[int], *, errors: str = "replace") -> str:
+    def decode(
+        self, ids: Iterable[int], *, errors: str = "replace", skip_special_tokens: bool = False
+    ) -> str:
         """The text of `ids`; what is no UTF-8 becomes U+FFFD, or an error if errors="strict"."""
+        if skip_special_tokens:
+            left_out = {*self.special_tokens.values()}
+            ids = ids.tolist() if hasattr(ids, "tolist") else ids
+            ids = [i for i in ids if i not in left_out]
         return self.decode_bytes(ids).decode("utf-8", errors)
 
-    def decoder(self) -> "StreamDecoder":
+    def decoder(self, *, skip_special_tokens: bool = False) -> "StreamDecoder":
         """A decoder for ids that arrive one by one."""
-        return StreamDecoder(self.decode_bytes)
+        skip = self.special_tokens.values() if skip_special_tokens else ()
+        return StreamDecoder(self.decode_bytes, skip=skip)
 
     def __len__(self) -> int:
         return len(self._bytes)
@@ -241,12 +250,21 @@ class BPETokenizer:
         parts = [data] if data in self.ranks else merge_word(data, self.ranks)
         return [self.ranks[part] for part in parts]
 
-    def encode(self, text: str, *, allowed_special: Allowed = ()) -> list[int]:
+    def encode(
+        self, text: str, *, allowed_special: Allowed = (), add_special_tokens: bool = True
+    ) -> list[int]:
         """Ids of `text`; a special token that it spells becomes one id, if allowed.
 
+        If the tokenizer has `add_bos`, the begin token comes first, once: a text that spells it
+        there gets no other. `add_special_tokens=False` gives the text alone, for a text in the
+        middle of another, and only that is what `decode` gives back.
         Raises: ValueError if the text spells a special token that is not allowed.
         """
-        return self._begin + self._encode_parts(text, allowed_special)
+        ids = self._encode_parts(text, allowed_special)
+        begin = self.bos_token_id
+        if self.add_bos and add_special_tokens and begin is not None and ids[:1] != [begin]:
+            ids.insert(0, begin)
+        return ids
 
     def encode_ordinary(self, text: str) -> list[int]:
         """Ids of `text`, in which the spelling of a special token is text like any other."""
@@ -258,20 +276,25 @@ class BPETokenizer:
         *,
         padding_side: Literal["left", "right"] | None = None,
         allowed_special: Allowed = (),
+        add_special_tokens: bool = True,
     ) -> list[list[int]] | tuple[list[list[int]], list[list[int]]]:
         """Ids of each text, as `encode`; with a padding side, rows and their mask, as `pad`."""
-        rows = [self.encode(text, allowed_special=allowed_special) for text in texts]
+        rows = [
+            self.encode(t, allowed_special=allowed_special, add_special_tokens=add_special_tokens)
+            for t in texts
+        ]
         return rows if padding_side is None else self.pad(rows, padding_side)
 
-    def encode_iterable(self, texts: Iterable[str]) -> Iterator[int]:
+    def encode_iterable(
+        self, texts: Iterable[str], *, add_special_tokens: bool = True
+    ) -> Iterator[int]:
         """Ids of the concatenation of `texts`, special tokens allowed, in constant memory."""
-        yield from self._begin
-        for block in self._pre.blocks(texts, whole=self._names):
-            yield from self._encode_parts(block, "all")
-
-    @property
-    def _begin(self) -> list[int]:
-        return [self.bos_token_id] if self.add_bos and self.bos_token_id is not None else []
+        blocks = self._pre.blocks(texts, whole=self._names)
+        ids = chain.from_iterable(self._encode_parts(block, "all") for block in blocks)
+        if self.add_bos and add_special_tokens and (begin := self.bos_token_id) is not None:
+            first = next(ids, begin)
+            yield from (begin, first) if first != begin else (begin,)
+        yield from ids
 
     def _encode_parts(self, text: str, allowed: Allowed | None) -> list[int]:
         """Ids of the special and added tokens in `text`, and of the texts between them."""
@@ -303,18 +326,22 @@ class BPETokenizer:
         *,
         pattern: str = GPT4_PATTERN,
         special_tokens: Collection[str] = (),
+        add_bos: bool = False,
         ties: "Ties" = "greatest",
         progress: bool = False,
     ) -> "BPETokenizer":
         """Learn `vocab_size` ids: bytes, merges (fewer if the text runs out), special tokens.
 
-        Raises: ValueError if `vocab_size` has no room for the bytes and the special tokens, or
-            if these are one string, or the same twice.
+        `add_bos` is for a model that learns rows which begin with the begin token: so will prompts.
+        Raises: ValueError if `vocab_size` has no room for the bytes and the special tokens, if
+            these are one string, or the same twice, or hold none that could begin a text.
         """
         from minillm.tokenizer.trainer import byte_alphabet, count_words, learn_merges
 
         if isinstance(special_tokens, str) or len({*special_tokens}) < len(special_tokens):
             raise ValueError(f"special_tokens must be different names, not {special_tokens!r}")
+        if add_bos and not {*BEGIN_TOKENS, *END_TOKENS}.intersection(special_tokens):
+            raise ValueError(f"add_bos needs a begin or end token: {[*special_tokens]} has none")
         num_merges = vocab_size - 256 - len(special_tokens)
         if num_merges < 0:
             raise ValueError(f"vocab_size {vocab_size} < 256 bytes + {len(special_tokens)} special")
@@ -323,7 +350,8 @@ class BPETokenizer:
         merges = learn_merges(words, num_merges, ties=ties, progress=progress)
         tokens = [bytes([byte]) for byte in byte_alphabet(ties)] + [a + b for a, b in merges]
         ranks = {token: i for i, token in enumerate(tokens)}
-        return cls(ranks, pattern, {t: len(ranks) + i for i, t in enumerate(special_tokens)})
+        special = {token: len(ranks) + i for i, token in enumerate(special_tokens)}
+        return cls(ranks, pattern, special, add_bos=add_bos)
 
     def prune(self, keep_ids: Iterable[int]) -> tuple["BPETokenizer", list[int]]:
         """A smaller tokenizer, and the old id of each of its ids: new embedding = old[old_ids].
@@ -404,15 +432,21 @@ class BPETokenizer:
 
 
 class StreamDecoder:
-    """Ids in, whole characters out: the bytes of an unfinished character wait for the rest."""
+    """Ids in, whole characters out: the bytes of an unfinished character wait for the rest.
 
-    def __init__(self, decode_bytes: Callable[[Iterable[int]], bytes]) -> None:
-        self._decode_bytes = decode_bytes
+    The ids in `skip` are left out.
+    """
+
+    def __init__(
+        self, decode_bytes: Callable[[Iterable[int]], bytes], *, skip: Iterable[int] = ()
+    ) -> None:
+        self._decode_bytes, self._skip = decode_bytes, {*skip}
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def push(self, token_id: int) -> str:
         """The characters that `token_id` completes; often none."""
-        return self._decoder.decode(self._decode_bytes([token_id]))
+        ids = [] if token_id in self._skip else [token_id]
+        return self._decoder.decode(self._decode_bytes(ids))
 
     def finish(self) -> str:
         """What is left at the end: U+FFFD for an unfinished character, else nothing."""

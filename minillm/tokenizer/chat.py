@@ -107,7 +107,8 @@ def _special_ids(tokenizer: Any, text: str) -> list[int]:
     library = getattr(tokenizer, "library", None)
     unknown = getattr(library and library.model, "unk_token", None)  # what it cannot spell
     ids = {i for name, i in tokenizer.special_tokens.items() if name != unknown}
-    return [i for i in tokenizer.encode(text, allowed_special="all") if i in ids]
+    found = tokenizer.encode(text, allowed_special="all", add_special_tokens=False)
+    return [i for i in found if i in ids]
 
 
 def _plain(messages: Any) -> list[dict[str, Any]]:

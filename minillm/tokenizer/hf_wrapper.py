@@ -170,9 +170,13 @@ class WrappedTokenizer:
         copy.encode_special_tokens = True
         return copy
 
-    def encode(self, text: str, *, allowed_special: Allowed = ()) -> list[int]:
+    def encode(
+        self, text: str, *, allowed_special: Allowed = (), add_special_tokens: bool = True
+    ) -> list[int]:
         """Ids of `text`; a special token that it spells becomes one id, if allowed.
 
+        What the file puts around a text is added, or not if `add_special_tokens=False`; a text that
+        spells the begin token itself gets no other.
         Raises: ValueError if the text spells a special token that is not allowed.
         """
         text = well_formed(text)
@@ -183,11 +187,17 @@ class WrappedTokenizer:
                     "or call encode_ordinary to read it as plain text"
                 )
         with _panics_are_errors():
-            return self.library.encode(text).ids
+            ids = self.library.encode(text, add_special_tokens=add_special_tokens).ids
+        if self.add_bos and add_special_tokens and ids[:2] == [self.bos_token_id] * 2:
+            del ids[0]
+        return ids
 
-    def encode_iterable(self, texts: Iterable[str]) -> Iterator[int]:
+    def encode_iterable(
+        self, texts: Iterable[str], *, add_special_tokens: bool = True
+    ) -> Iterator[int]:
         """Ids of the concatenation of `texts`, special tokens allowed; it is built in memory."""
-        yield from self.encode("".join(texts), allowed_special="all")
+        text = "".join(texts)
+        yield from self.encode(text, allowed_special="all", add_special_tokens=add_special_tokens)
 
     # these need nothing but the methods and names that both kinds of tokenizers have
     encode_batch, pad = BPETokenizer.encode_batch, BPETokenizer.pad
@@ -208,7 +218,9 @@ class WrappedTokenizer:
     def _added(self) -> set[str]:
         return {token.content for token in self.library.get_added_tokens_decoder().values()}
 
-    def decode(self, ids: Iterable[int], *, errors: str = "replace") -> str:
+    def decode(
+        self, ids: Iterable[int], *, errors: str = "replace", skip_special_tokens: bool = False
+    ) -> str:
         """The text of `ids`; what is no UTF-8 becomes U+FFFD, or an error if errors="strict".
 
         Raises: ValueError for an unknown id, or for errors of another name.
@@ -216,15 +228,19 @@ class WrappedTokenizer:
         if errors not in ("replace", "strict"):
             raise ValueError(f"errors must be 'replace' or 'strict', not {errors!r}")
         ids = _list(ids)
+        if skip_special_tokens:
+            left_out = {*self.special_tokens.values()}
+            ids = [i for i in ids if i not in left_out]
         data = self.decode_bytes(ids)
         if errors == "strict":
             data.decode("utf-8", errors)
         with _panics_are_errors():
             return self.library.decode(ids, skip_special_tokens=False)
 
-    def decoder(self) -> StreamDecoder:
+    def decoder(self, *, skip_special_tokens: bool = False) -> StreamDecoder:
         """A decoder for ids that arrive one by one, as the continuation of a text."""
-        return StreamDecoder(self.decode_bytes)
+        skip = self.special_tokens.values() if skip_special_tokens else ()
+        return StreamDecoder(self.decode_bytes, skip=skip)
 
     def apply_chat_template(
         self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True

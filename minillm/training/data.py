@@ -60,7 +60,10 @@ def _write_tokens(
         with open(temporary, "w+b") as file:
             _write_header(file, dtype, 2**62)
             for ids in documents:
-                row = np.asarray([*ids, end_id])
+                tokens = [*ids, end_id]
+                if len(tokens) > 1 and tokens[0] == end_id:  # so ended the document before
+                    del tokens[0]
+                row = np.asarray(tokens)
                 if row.min() < 0 or row.max() >= vocab_size:
                     raise ValueError(f"ids {row.min()}..{row.max()}, vocabulary {vocab_size}")
                 file.write(row.astype(dtype).tobytes())

@@ -168,8 +168,9 @@ class DocumentBatches:
         size, length = self.settings["batch_size"], self.settings["context_length"]
         rows, tokens, skipped = list(self._carry), sum(map(len, self._carry)), self.skipped
         while tokens < self.settings["shuffle_buffer"] * size * length:
-            document = map(int, next(self.documents))  # numpy's integers are no JSON
-            row = [self.end_id, *document, self.end_id]
+            document = [*map(int, next(self.documents))]  # numpy's integers are no JSON
+            begin = [] if document[:1] == [self.end_id] else [self.end_id]  # once
+            row = [*begin, *document, self.end_id]
             if len(row) <= length + 1:
                 rows.append(row)
                 tokens += len(row) - 1

@@ -111,7 +111,7 @@ def test_prompts_and_batches_of_a_wide_model(kind, length):
         torch.testing.assert_close(last, found[:, -2:])
         options = {"attention_mask": given, "max_new_tokens": 10, "eos_token_id": None}
         assert torch.equal(generate(packed, ids, **options), generate(model, ids, **options))
-    assert packed.packed[0].gate_up.mkldnn is not None
+    assert packed.packed_layers[0].gate_up.mkldnn is not None
     cache = packed.make_cache(batch_size=3)
     cuts = (0, 7, length - 1, length)
     pieces = [packed(ids[:, a:b], cache=cache) for a, b in itertools.pairwise(cuts)]
@@ -151,8 +151,9 @@ def test_one_token_more_gives_the_scores_of_the_model(name, tmp_path):
 def test_what_cannot_be_packed(tmp_path):
     make("gpt2", tmp_path)
     model, _ = from_pretrained(tmp_path)
-    with pytest.raises(ValueError, match=r"gpt2 .*packed; llama, mistral, qwen2, qwen3 with silu"):
-        PackedLM(model)
+    for way in (PackedLM, CausalLM.packed):
+        with pytest.raises(ValueError, match=r"gpt2 .*packed; llama, mistral, qwen2, qwen3 with"):
+            way(model)
     for change in ({"rope_interleave": True}, {"hidden_act": "gelu"}):
         (value,) = change.values()
         with pytest.raises(ValueError, match=f"llama with .*{value}.* cannot be packed"):
@@ -178,11 +179,30 @@ def test_the_packed_copy_stands_for_itself():
     model = small(attention_dropout=0.5).train()
     packed = PackedLM(model)
     assert not packed.training and all(m.training for m in model.modules())
-    before = {k: v.clone() for k, v in packed.packed.state_dict().items()}
+    before = {k: v.clone() for k, v in packed.packed_layers.state_dict().items()}
     for layer in model.model.layers:
         for p in layer.parameters():
             p.mul_(0.5)
-    assert all(torch.equal(v, before[k]) for k, v in packed.packed.state_dict().items())
+    assert all(torch.equal(v, before[k]) for k, v in packed.packed_layers.state_dict().items())
+
+
+@torch.no_grad()
+def test_one_word_packs():
+    """It holds as much again as the matrices, and what the model learns later it does not know."""
+    model, prompt = small(), torch.randint(0, 60, (1, 1))
+    packed = model.packed()
+    assert isinstance(packed, PackedLM) and not packed.training
+    before, options = packed(prompt), {"max_new_tokens": 20, "eos_token_id": None}
+    torch.testing.assert_close(before, model(prompt), atol=1e-5, rtol=1e-5)
+    assert torch.equal(generate(packed, prompt, **options), generate(model, prompt, **options))
+    held = sum(b.nbytes for b in [*packed.packed_layers.buffers(), *packed.head.buffers()])
+    linear = [m for m in model.modules() if isinstance(m, nn.Linear)]
+    assert held == sum(m.weight.nbytes for m in linear)
+    for layer in model.model.layers:
+        layer.mlp.down_proj.weight.mul_(2)
+    assert torch.equal(packed(prompt), before)
+    for anew in (model.packed(), packed.packed()):
+        torch.testing.assert_close(anew(prompt), model(prompt), atol=1e-5, rtol=1e-5)
 
 
 def test_loading_weights_is_refused_before_the_model_behind_changes():

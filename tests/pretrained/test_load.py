@@ -288,16 +288,25 @@ def test_a_failed_save_leaves_the_old_file(tmp_path, monkeypatch):
     assert sorted(p.name for p in tmp_path.iterdir()) == ["config.json", "model.safetensors"]
 
 
-def test_the_tokenizer_travels_too(tmp_path):
+@pytest.mark.parametrize("add_bos", [False, True])
+def test_the_tokenizer_travels_too(add_bos, tmp_path):
     texts = ["one fish, two fish, red fish, blue fish"] * 3
-    tokenizer = BPETokenizer.train(texts, 280, special_tokens=("<|endoftext|>",))
+    end = "<|endoftext|>"
+    tokenizer = BPETokenizer.train(texts, 280, special_tokens=[end], add_bos=add_bos)
     model = CausalLM(ModelConfig(tokenizer.vocab_size, 16, 1, 2, 32))
     save_pretrained(model, tokenizer, tmp_path)
     _, ours = from_pretrained(tmp_path)
     theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
     for text in ("two blue fish", "été, 鱼\n"):
-        assert ours.encode(text) == theirs.encode(text) == tokenizer.encode(text)
-        assert theirs.decode(tokenizer.encode(text)) == text
+        ids = tokenizer.encode(text)
+        assert ours.encode(text) == theirs.encode(text) == ids
+        assert (ids[0] == tokenizer.eos_token_id) == add_bos
+        alone = tokenizer.encode(text, add_special_tokens=False)
+        assert ours.encode(text, add_special_tokens=False) == alone == ids[add_bos:]
+        assert theirs.encode(text, add_special_tokens=False) == alone
+        assert theirs.decode(alone) == ours.decode(alone) == text
+        assert theirs.decode(ids, skip_special_tokens=True) == text
+        assert ours.decode(ids, skip_special_tokens=True) == text
 
 
 @pytest.mark.parametrize("kind", ["mamba", "gpt_neox", None])

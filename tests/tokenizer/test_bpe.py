@@ -253,6 +253,64 @@ def test_begin_token_comes_first_and_only_from_encode(gpt4):
     assert list(tokenizer.encode_iterable(["a"])) == tokenizer.encode("a")
     assert tokenizer.decode(tokenizer.encode("a")) == "<s>a"
     assert tokenizer.vocab_size == 801
+    assert tokenizer.encode("") == list(tokenizer.encode_iterable([])) == [800]
+
+
+@pytest.mark.parametrize("text", ["", "a", "<s>", "<s>a", "a<s>", "<s><s>a", " <s>a<s>"])
+def test_a_text_that_brings_the_begin_token_gets_no_other(gpt4, text):
+    tokenizer = BPETokenizer(gpt4.ranks, GPT4_PATTERN, {"<s>": 800}, add_bos=True)
+    alone = tokenizer.encode(text, allowed_special="all", add_special_tokens=False)
+    assert alone == gpt4_with_begin(gpt4).encode(text, allowed_special="all")
+    ids = tokenizer.encode(text, allowed_special="all")
+    assert ids == (alone if text.startswith("<s>") else [800, *alone])
+    for parts in ([text], list(text)):
+        assert [*tokenizer.encode_iterable(parts)] == ids
+        assert [*tokenizer.encode_iterable(parts, add_special_tokens=False)] == alone
+    rows = tokenizer.encode_batch([text, "a"], allowed_special="all")
+    assert rows == [ids, tokenizer.encode("a")]
+    rows = tokenizer.encode_batch([text], allowed_special="all", add_special_tokens=False)
+    assert rows == [alone]
+    assert tokenizer.decode(alone) == text
+
+
+def gpt4_with_begin(gpt4):
+    """The same tokens, and no file that asks for the begin token."""
+    return BPETokenizer(gpt4.ranks, GPT4_PATTERN, {"<s>": 800})
+
+
+def test_the_end_token_begins_a_text_where_no_other_does(gpt4):
+    tokenizer = BPETokenizer(gpt4.ranks, GPT4_PATTERN, gpt4.special_tokens, add_bos=True)
+    end = gpt4.eos_token_id
+    assert (tokenizer.bos_token_id, tokenizer.eos_token_id) == (end, end)
+    assert tokenizer.encode("a") == [end, *gpt4.encode("a")]
+    small, old_ids = tokenizer.prune(gpt4.encode("the cat"))
+    assert small.add_bos and old_ids[small.encode("a")[0]] == end
+    text = "the cat sat on the mat"
+    trained = BPETokenizer.train(text, 300, special_tokens=[END], add_bos=True)
+    assert trained.encode(text) == [trained.eos_token_id, *trained.encode_ordinary(text)]
+    assert not BPETokenizer.train(text, 300, special_tokens=[END]).add_bos
+    with pytest.raises(ValueError, match=r"add_bos needs a begin or end token: \['<a>'\] has none"):
+        BPETokenizer.train(text, 300, special_tokens=["<a>"], add_bos=True)
+
+
+@given(text=unicode_text | likely_text)
+def test_only_the_text_alone_comes_back(gpt4, text):
+    tokenizer = BPETokenizer(gpt4.ranks, GPT4_PATTERN, {"<s>": 800, "<x>": 801}, add_bos=True)
+    ids = tokenizer.encode(text)
+    assert tokenizer.decode(tokenizer.encode(text, add_special_tokens=False)) == text
+    assert tokenizer.decode(ids) == "<s>" + text
+    for marked in (ids, [*ids[:2], 801, *ids[2:], 800], torch.tensor(ids)):
+        assert tokenizer.decode(marked, skip_special_tokens=True) == text
+        decoder = tokenizer.decoder(skip_special_tokens=True)
+        assert "".join(map(decoder.push, map(int, marked))) + decoder.finish() == text
+
+
+def test_special_tokens_are_skipped_and_added_ones_are_not(gpt4):
+    tokenizer = BPETokenizer(gpt4.ranks, gpt4.pattern, {END: 800}, added_tokens={"<think>": 801})
+    ids = tokenizer.encode(f"a<think>b{END}", allowed_special="all")
+    assert tokenizer.decode(ids, skip_special_tokens=True) == "a<think>b"
+    with pytest.raises(ValueError, match="no token has the id 900"):
+        tokenizer.decode([800, 900], skip_special_tokens=True)
 
 
 def test_pruning_keeps_the_tokens_of_the_domain(gpt4):

@@ -95,6 +95,13 @@ def test_writing_tokens_keeps_the_memory_small(tmp_path):
     assert kilobytes < 4000
 
 
+def test_a_document_that_brings_its_begin_token_gets_no_other(tmp_path):
+    """The end of the document before is the beginning of the next, as in a packed row."""
+    documents = [[0, 1, 2], [3], np.array([0, 4]), [0], []]
+    data = TokenDataset.write(tmp_path / "t.npy", documents, vocab_size=5, end_id=0)
+    assert data[:].tolist() == [1, 2, 0, 3, 0, 4, 0, 0, 0]
+
+
 def test_a_failed_write_leaves_no_file(tmp_path):
     path = tmp_path / "t.npy"
     TokenDataset.write(path, [[1]], vocab_size=10, end_id=0)

@@ -62,6 +62,20 @@ def test_document_batches_resume_anywhere(layout, taken):
 
 
 @pytest.mark.parametrize("layout", ["padded", "packed"])
+def test_documents_that_bring_their_begin_token_get_no_other(layout):
+    class Begun(Documents):
+        def __next__(self):
+            return [END, *super().__next__()]
+
+    first, second = (
+        DocumentBatches(documents, 4, 48, end_id=END, layout=layout, shuffle_buffer=3)
+        for documents in (Documents(), Begun())
+    )
+    for _ in range(20):
+        assert all(torch.equal(a, b) for a, b in zip(next(first), next(second), strict=True))
+
+
+@pytest.mark.parametrize("layout", ["padded", "packed"])
 def test_no_document_waits_for_ever(layout):
     """Carried rows are dealt soon, the longest ones too."""
     source = DocumentBatches(Documents(), 4, 48, end_id=END, layout=layout, shuffle_buffer=2)
