@@ -1,10 +1,10 @@
 """The config: which model, of which family, of which sizes; eight families in one dataclass.
 
-Explained in notebooks/10_minillm.ipynb. Keys follow Hugging Face; how the
-families spell them in their files is in `minillm.pretrained.families`.
+Explained in deeper/10_families. Keys follow Hugging Face; how the families spell them in
+their files is in `minillm.pretrained.families`.
 """
 
-# Built from notebooks/10_minillm.ipynb: edit there, then make build.
+# Built from notebooks/deeper/10_families.ipynb: edit there, then make build.
 
 import sys
 from collections.abc import Callable, Collection, Mapping

@@ -1,9 +1,9 @@
 """Products and attention for a compiler: plain sums over weights that lie as its loops read them.
 
-For a few rows at a time; explained in notebooks/10_minillm.ipynb.
+For a few rows at a time; explained in deeper/10_fast_decoding.
 """
 
-# Built from notebooks/10_minillm.ipynb: edit there, then make build.
+# Built from notebooks/deeper/10_fast_decoding.ipynb: edit there, then make build.
 
 import torch
 import torch.nn.functional as F

@@ -1,9 +1,9 @@
 """The same model for decoding: matrices fused and laid out as a CPU reads them, norms folded in.
 
-Explained in notebooks/10_minillm.ipynb.
+Explained in deeper/10_fast_decoding.
 """
 
-# Built from notebooks/10_minillm.ipynb: edit there, then make build.
+# Built from notebooks/deeper/10_fast_decoding.ipynb: edit there, then make build.
 
 from typing import Any
 

@@ -1,9 +1,9 @@
 """Generation: one forward pass and one draw a token; batched, cached, streamed, compiled.
 
-Explained in notebook 10; what is drawn, and how, is in `minillm.generation.sampling`.
+Explained in deeper/10_fast_decoding; what is drawn, and how, is in `minillm.generation.sampling`.
 """
 
-# Built from notebooks/10_minillm.ipynb: edit there, then make build.
+# Built from notebooks/deeper/10_fast_decoding.ipynb: edit there, then make build.
 
 from collections.abc import Callable, Iterator, Sequence
 from numbers import Integral

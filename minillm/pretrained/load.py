@@ -1,7 +1,7 @@
 """Checkpoints in Hugging Face's format: read them, write them, refuse what does not fit.
 
-Notebook 10 shows both directions; written by hand. How the families spell their configs and name
-their weights is in `minillm.pretrained.families` and `minillm.pretrained.weights`.
+deeper/10_families shows both directions; written by hand. How the families spell their configs and
+name their weights is in `minillm.pretrained.families` and `minillm.pretrained.weights`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Stories told so that more can be learnt from each: small decks of cards, exact targets.
 
-Written by hand; the cards are explained in deeper/01_story_language, what this is good for in 10.
+Written by hand; the cards are explained in deeper/01_story_language, what for in
+deeper/10_exact_targets.
 """
 
 import random

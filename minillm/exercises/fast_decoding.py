@@ -1,0 +1,159 @@
+"""Graders of 10_fast_decoding: the bound by bandwidth, a norm folded in, how often one compiles."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from minillm.config import ModelConfig
+from minillm.exercises import Unsolved, exercise
+
+
+def _numbers(c: ModelConfig, context: int) -> dict[str, int]:
+    """What a token reads: numbers in the matrices and in the cache, and what slips would count."""
+    C, H, G, D = c.hidden_size, c.num_attention_heads, c.num_key_value_heads, c.head_dim
+    q_and_o, k_or_v, mlp = 2 * C * H * D, C * G * D, C * c.intermediate_size
+    layers = c.num_hidden_layers * (q_and_o + 2 * k_or_v + 3 * mlp)
+    head, cache = c.vocab_size * C, c.num_hidden_layers * context * G * D
+    right = layers + head + 2 * cache
+    return {
+        "right": right,
+        "the whole embedding is counted, but a token looks up one row of it": right + head,
+        "the head is not counted: all of its rows are multiplied for each token": right - head,
+        "the cache is left out: attention reads the keys and values of all tokens before": (
+            layers + head
+        ),
+        "the cache holds keys *and* values": right - cache,
+        "the cache holds G key heads, not H": right + 2 * cache * (H // G - 1),
+        "each layer has a cache of its own": layers + head + 2 * cache // c.num_hidden_layers,
+        "a gated feed-forward block has three matrices": right - c.num_hidden_layers * mlp,
+        "k and v are G heads wide, not H": (
+            right + c.num_hidden_layers * 2 * C * D * (H - G) if H != G else -1
+        ),
+    }
+
+
+@exercise(
+    "10_fast_decoding.1",
+    "first the bytes that one token makes the machine read, matrix by matrix, then the division",
+    "one division says what no program can beat: bandwidth over bytes",
+)
+def _most_tokens(answer: Callable[[ModelConfig, float, int, int], float]) -> str | None:
+    cases = [
+        (ModelConfig(5000, 512, 8, 8, 1408, num_key_value_heads=4), 20e9, 4, 2000),
+        (ModelConfig(5000, 512, 8, 8, 1408, num_key_value_heads=4, head_dim=128), 20e9, 4, 0),
+        (ModelConfig.preset("llama-3.1-8b"), 3350e9, 2, 30000),
+    ]
+    for config, bandwidth, size, context in cases:
+        got = float(answer(config, bandwidth, size, context))
+        found = _numbers(config, context)
+        want = bandwidth / (size * found.pop("right"))
+        if math.isclose(got, want, rel_tol=1e-3):
+            continue
+        case = f"{config.num_hidden_layers} layers, C = {config.hidden_size}, context {context:,}"
+        if math.isclose(got, 1 / want, rel_tol=1e-3):
+            return f"{case}: these are seconds a token, asked are tokens a second"
+        if math.isclose(got, want * size, rel_tol=1e-3):
+            return f"{case}: a number has {size} bytes, and bandwidth counts bytes"
+        for said, numbers in found.items():
+            if numbers > 0 and math.isclose(got, bandwidth / (size * numbers), rel_tol=1e-3):
+                return f"{case}: {said}"
+        return f"{case}: {got:.4g} tokens a second, but {want:.4g} are possible"
+    return None
+
+
+@exercise(
+    "10_fast_decoding.2",
+    "write RMSNorm(x) with |x|, see which factors depend on the column only, and where they can go",
+    "what multiplies the columns of x can as well multiply the columns of the next matrix",
+)
+def _fold(answer: Callable[[Tensor, list[Tensor]], Tensor]) -> str | None:
+    generator = torch.Generator().manual_seed(0)
+    for size, outs in ((6, (4, 3)), (5, (5,)), (16, (3, 7, 2))):
+        g = torch.rand(size, generator=generator) + 0.5
+        matrices = [torch.randn(out, size, generator=generator) for out in outs]
+        kept = [g.clone(), *[w.clone() for w in matrices]]
+        got = answer(g, matrices)
+        case = f"C = {size}, matrices of {', '.join(map(str, outs))} rows"
+        if not all(torch.equal(*pair) for pair in zip(kept, [g, *matrices], strict=True)):
+            return f"{case}: your function changes its arguments, and the model still needs them"
+        whole = torch.cat(kept[1:])
+        if not isinstance(got, Tensor) or got.shape != whole.shape:
+            shape = tuple(got.shape) if isinstance(got, Tensor) else type(got).__name__
+            return f"{case}: M should be {tuple(whole.shape)}, not {shape}"
+        right = whole * g * size**0.5
+        if torch.allclose(got, right, atol=1e-5, rtol=1e-4):
+            continue
+        slips = {
+            "the root mean square is |x| / sqrt(C): where did sqrt(C) go?": whole * g,
+            "sqrt(C) is on the wrong side: dividing by |x| / sqrt(C) multiplies by it": (
+                whole * g / size**0.5
+            ),
+            "the mean of the squares is |x|^2 / C, and its root has sqrt(C), not C": (
+                whole * g * size
+            ),
+            "the norm's weight g is missing": whole * size**0.5,
+            "the norm multiplies by g, it does not divide": whole / g * size**0.5,
+            "the matrices are in another order than given": (
+                torch.cat(kept[:0:-1]) * g * size**0.5
+            ),
+        }
+        if outs == (size,):
+            slips["g belongs to the columns, which x is multiplied with"] = (
+                whole * g[:, None] * size**0.5
+            )
+        for said, wrong in slips.items():
+            if torch.allclose(got, wrong, atol=1e-5, rtol=1e-4):
+                return f"{case}: {said}"
+        x = torch.randn(size, generator=generator)
+        off = (x / x.norm() @ (got - right).T).abs().max().item()
+        return f"{case}: for a random x the products are off by up to {off:.2g}"
+    return None
+
+
+COMPILATIONS = {
+    "one call: prompt of 10, 50 new tokens": 1,
+    "two calls: prompts of 10 and of 100, 50 new tokens each": 1,
+    "two calls: prompts of 10 and of 250, 50 new tokens each": 2,
+    "two calls: one row, then two rows, prompts of 10": 2,
+    "one call with a growing cache instead: 5 single tokens": 5,
+}
+WHY = {
+    "one call: prompt of 10, 50 new tokens": "which shape changes from step to step?",
+    "two calls: prompts of 10 and of 100, 50 new tokens each": (
+        "how long are the two caches, rounded up to a multiple of 256?"
+    ),
+    "two calls: prompts of 10 and of 250, 50 new tokens each": (
+        "how long are the two caches, rounded up to a multiple of 256?"
+    ),
+    "two calls: one row, then two rows, prompts of 10": "which shape differs between the calls?",
+    "one call with a growing cache instead: 5 single tokens": (
+        "how long are keys and values at each of the five?"
+    ),
+}
+
+
+@exercise(
+    "10_fast_decoding.3",
+    "for each case, list the shapes that the compiled step sees, and count the different ones",
+    "one compilation for each set of shapes: keep the shapes, and it is compiled once",
+)
+def _compilations(answer: Any) -> str | None:
+    answer = answer() if callable(answer) else answer
+    if not isinstance(answer, Mapping) or answer.keys() != COMPILATIONS.keys():
+        return "the answer is a dictionary with the five cases as keys, as it was given"
+    if all(value is ... for value in answer.values()):
+        raise Unsolved
+    for case, value in answer.items():
+        if value is ...:
+            return f"{case}: not filled in yet"
+        if isinstance(value, bool) or not isinstance(value, int):
+            return f"{case}: write a whole number, not {value!r}"
+    for case, wanted in COMPILATIONS.items():
+        if answer[case] != wanted:
+            return f"{case}: not {answer[case]}; {WHY[case]}"
+    return None
