@@ -188,7 +188,7 @@ class WrappedTokenizer:
                 )
         with _panics_are_errors():
             ids = self.library.encode(text, add_special_tokens=add_special_tokens).ids
-        if self.add_bos and add_special_tokens and ids[:2] == [self.bos_token_id] * 2:
+        if self.add_bos and add_special_tokens and ids[:1] == ids[1:2]:
             del ids[0]
         return ids
 

@@ -12,7 +12,7 @@ from minillm.training.checkpoint import (
     load_checkpoint,
     newest_checkpoint,
 )
-from minillm.training.muon import MuonAdamW
+from minillm.training.muon import MuonAdamW, equalize
 from minillm.training.optim import decay_groups
 from minillm.training.trainer import TrainConfig
 
@@ -69,7 +69,9 @@ def test_muon_leaves_a_head_of_any_name(width):
 
 
 @pytest.mark.parametrize("kind", [Tiny, Untied])
-def test_muon_and_adamw_take_torchs_steps_exactly(kind, generator):
+def test_muon_and_adamw_take_torchs_steps_exactly(kind, generator, monkeypatch):
+    """As torch takes them where its Muon does not go over to bfloat16."""
+    monkeypatch.setattr(torch.Tensor, "bfloat16", torch.Tensor.clone)
     torch.manual_seed(0)
     ours, theirs = kind(), kind()
     theirs.load_state_dict(ours.state_dict())
@@ -94,6 +96,17 @@ def test_muon_and_adamw_take_torchs_steps_exactly(kind, generator):
             assert torch.equal(p, q)
     optimizer.zero_grad()
     assert all(p.grad is None for p in ours.parameters())
+
+
+@pytest.mark.parametrize("shape", [(24, 24), (8, 40), (40, 8), (1, 30)])
+def test_singular_values_come_near_one(shape, generator):
+    matrix = torch.randn(shape, generator=generator)
+    left, values, right = torch.linalg.svd(equalize(matrix), full_matrices=False)
+    assert values.min() > 0.6 and values.max() < 1.3 and values.dtype == torch.float32
+    in_its_own = matrix @ right.T @ left.T  # symmetric and positive: the vectors are the same
+    torch.testing.assert_close(in_its_own, in_its_own.T, atol=1e-3, rtol=1e-3)
+    assert torch.linalg.eigvalsh(in_its_own).min() > -1e-3
+    assert not equalize(torch.zeros(shape)).any()
 
 
 def test_a_step_of_muon_is_as_long_as_one_of_adamw(generator):
