@@ -1,4 +1,4 @@
-"""Graders of notebook 10: counting parameters, choosing answers, banning repeats, LoRA."""
+"""Graders of notebook 10: parameters, choosing answers, no repeats, LoRA, the whole model."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from minillm.config import ModelConfig
 from minillm.exercises import exercise
 from minillm.generation.decoding import generate
 from minillm.model import CausalLM
+from minillm.nn.rope import RotaryEmbedding
 
 _SHAPES: tuple[tuple[int, int, int, int, int, dict[str, Any]], ...] = (  # V, C, layers, H, F, more
     (100, 32, 1, 4, 48, {}),
@@ -24,8 +25,10 @@ _SHAPES: tuple[tuple[int, int, int, int, int, dict[str, Any]], ...] = (  # V, C,
 
 @exercise(
     "10.1",
-    "Write count_parameters(config): how many numbers a Llama-like model of this config holds, "
-    "from the sizes alone, without making the model.",
+    "from config's sizes alone, without making the model: go through the thirty lines, one "
+    "matrix after the other, and do not forget the norms",
+    "a model's size follows from its config: most of it is L times what attention and "
+    "feed-forward hold",
 )
 def _count(answer: Callable[[ModelConfig], int]) -> str | None:
     for V, C, L, H, F, more in _SHAPES:
@@ -75,13 +78,14 @@ def _is_best(choice: int, values: list[float]) -> bool:
 
 @exercise(
     "10.2",
-    "Write choose(model, prompt, answers): the index of the answer (a list of ids) that the model "
-    "finds most probable after the prompt (a list of ids), as tests of knowledge are scored.",
+    "prompt is a list of ids, answers are lists of ids, and the index of the most probable one is "
+    "asked: which token do the logits at position t speak about, and what does a mean prefer?",
+    "the logits at t speak about token t + 1, and how probable an answer is is a sum of logs",
 )
 def _choose(answer: Callable[[CausalLM, list[int], list[list[int]]], int]) -> str | None:
     generator = torch.Generator().manual_seed(7)
     model = _toy()
-    missed = {"shift": 0, "mean": 0, "prefix": 0, "all": 0}
+    missed = {"both": 0, "shift": 0, "mean": 0, "prefix": 0, "all": 0}
     for _ in range(30):
         draw = lambda n: torch.randint(40, (n,), generator=generator).tolist()  # noqa: E731
         prompt, answers = draw(5), [draw(n) for n in (2, 3, 5, 3)]
@@ -91,8 +95,10 @@ def _choose(answer: Callable[[CausalLM, list[int], list[list[int]]], int]) -> st
             return f"an index from 0 to 3 is asked, not {found!r}"
         shifted = [_continuation(model, prompt, a, shift=0) for a in answers]
         means = [s / len(a) for s, a in zip(scores, answers, strict=True)]
+        both = [s / len(a) for s, a in zip(shifted, answers, strict=True)]
         firsts = [_continuation(model, prompt, a[:1]) for a in answers]
         if not _is_best(found, scores):
+            missed["both"] += _is_best(found, both)
             missed["shift"] += _is_best(found, shifted)
             missed["mean"] += _is_best(found, means)
             missed["prefix"] += _is_best(found, firsts)
@@ -100,6 +106,7 @@ def _choose(answer: Callable[[CausalLM, list[int], list[list[int]]], int]) -> st
     if not missed["all"]:
         return None
     reasons = {
+        "both": "both mistakes are still there",
         "shift": "the logits at a position speak about the next token: read one place earlier",
         "mean": "compare sums of log-probabilities; a mean per token prefers long answers",
         "prefix": "all tokens of an answer count, not only the first",
@@ -126,12 +133,15 @@ def _greedy_without_repeats(logits: Tensor, previous: list[int], n: int) -> int:
 
 @exercise(
     "10.3",
-    "Write no_repeats(n): a sampler for generate, (logits (B, V), previous_ids (B, T)) to ids; "
-    "it takes each row's best token that completes no n-gram which the row already holds.",
+    "no_repeats(n) returns a function from logits (B, V) and previous_ids (B, T) to ids (B,), each "
+    "row's best token that completes no n-gram which the row already has; which tokens followed "
+    "the row's last n - 1 tokens before?",
+    "a sampler is any function from logits and previous ids to ids; no_repeats(1) forbids every "
+    "token that was said",
 )
 def _no_repeats(answer: Callable[[int], Callable[[Tensor, Tensor], Tensor]]) -> str | None:
     generator = torch.Generator().manual_seed(3)
-    for n in (2, 3):
+    for n in (2, 3, 1):
         sampler = answer(n)
         for _ in range(20):
             previous = torch.randint(4, (3, 12), generator=generator)
@@ -146,7 +156,10 @@ def _no_repeats(answer: Callable[[int], Callable[[Tensor, Tensor], Tensor]]) -> 
                 right = _greedy_without_repeats(scores, ids, n)
                 if row == right:
                     continue
-                if _repeats([*ids[-n + 1 :], row], n + 1) or _repeats_with(ids, row, n):
+                if n == 1 and row in ids:
+                    last = "row[-(n - 1):] is the whole row at n = 1"
+                    return f"n=1: after {ids}, token {row} is said again (mind that {last})"
+                if _repeats_with(ids, row, n):
                     return (
                         f"n={n}: after {ids}, token {row} completes an n-gram for the second time"
                     )
@@ -165,8 +178,9 @@ def _repeats_with(ids: list[int], token: int, n: int) -> bool:
 
 @exercise(
     "10.4",
-    "Write lora(linear, rank, alpha): a module that gives linear(x) + alpha / rank * B A x, with A "
-    "(rank, in) random and B (out, rank) zero, and that trains A and B but not linear.",
+    "lora(linear, rank, alpha) returns a module that gives linear(x) + alpha / rank * B A x; A "
+    "(rank, in) and B (out, rank) are learned, linear is not, and at first nothing must change",
+    "two thin matrices teach a frozen one: A random, B zero, and gradients still pass through",
 )
 def _lora(answer: Callable[[nn.Linear, int, float], nn.Module]) -> str | None:
     torch.manual_seed(0)
@@ -186,6 +200,13 @@ def _lora(answer: Callable[[nn.Linear, int, float], nn.Module]) -> str | None:
     down, up = sorted(free, key=lambda p: tuple(p.shape))
     if not down.any():
         return "A is zero as well as B: then neither ever gets a gradient"
+    x.requires_grad_()
+    given = torch.autograd.grad(module(x).sum(), x, allow_unused=True)[0]
+    if given is None or not torch.allclose(given, torch.autograd.grad(frozen(x).sum(), x)[0]):
+        return (
+            "no gradient passes through linear(x) to what stands before it: freeze the weight "
+            "(requires_grad_(False)), not the product (no_grad, detach)"
+        )
     with torch.no_grad():
         up.copy_(torch.randn(7, 2))
         change, wanted = module(x) - frozen(x), x @ down.T @ up.T
@@ -220,3 +241,98 @@ def _trains(answer: Callable[[nn.Linear, int, float], nn.Module]) -> str | None:
     kept = [v for k, v in model.state_dict().items() if "norm" in k]
     same = all(any(torch.equal(v, old) for old in before.values()) for v in kept)
     return None if same else "training the update changed weights outside it"
+
+
+def _by_hand(c: ModelConfig, w: dict[str, Tensor], ids: Tensor, slip: str = "") -> Tensor:
+    """The model from its weights, right or with one popular mistake."""
+    H, G, D, T = c.num_attention_heads, c.num_key_value_heads, c.head_dim, ids.shape[1]
+
+    def norm(x: Tensor, name: str) -> Tensor:
+        x = x - x.mean(-1, keepdim=True) if slip == "centred" else x
+        weight = 1.0 if slip == "norm weights" else w[name + ".weight"]
+        return x * (x.pow(2).mean(-1, keepdim=True) + c.rms_norm_eps).rsqrt() * weight
+
+    def heads(x: Tensor, name: str, count: int) -> Tensor:
+        y = x @ w[name + ".weight"].T
+        if slip == "reshaped":
+            return y.reshape(len(y), count, T, D)
+        return y.view(*y.shape[:2], count, D).transpose(1, 2)
+
+    rope = RotaryEmbedding(D, base=c.rope_theta, interleaved=slip == "interleaved")(
+        torch.arange(T)[None]
+    )
+    x = w["model.embed_tokens.weight"][ids]
+    for i in range(c.num_hidden_layers):
+        layer = f"model.layers.{i}."
+        a, before = layer + "self_attn.", x
+        y = norm(x, layer + "input_layernorm")
+        q, k, v = (heads(y, f"{a}{n}_proj", m) for n, m in (("q", H), ("k", G), ("v", G)))
+        if slip != "rotation":
+            q, k = rope(q), rope(k)
+        if slip == "tiled":
+            k, v = (z.repeat(1, H // G, 1, 1) for z in (k, v))
+        else:
+            k, v = (z.repeat_interleave(H // G, 1) for z in (k, v))
+        scores = q @ k.mT * {"unscaled": 1.0, "C": c.hidden_size**-0.5}.get(slip, D**-0.5)
+        future = torch.ones(T, T, dtype=torch.bool).triu(1)
+        read = scores.masked_fill(future, -torch.inf).softmax(-1) @ v
+        read = read.transpose(1, 2).flatten(2) @ w[a + "o_proj.weight"].T
+        x = read if slip == "residual" else before + read
+        y = x if slip == "second norm" else norm(x, layer + "post_attention_layernorm")
+        gate, up = (y @ w[f"{layer}mlp.{n}_proj.weight"].T for n in ("gate", "up"))
+        gate, up = (up, gate) if slip == "swapped" else (gate, up)
+        x = x + (nn.functional.silu(gate) * up) @ w[layer + "mlp.down_proj.weight"].T
+    x = x if slip == "last norm" else norm(x, "model.norm")
+    return x @ w["model.embed_tokens.weight" if slip == "tied" else "lm_head.weight"].T
+
+
+_SLIPS = {
+    "last norm": "the last norm, before the head, is missing",
+    "second norm": "the feed-forward block reads x without a norm",
+    "norm weights": "a norm multiplies by its weight in the end",
+    "centred": "RMSNorm does not take the mean away",
+    "rotation": "queries and keys must turn by their positions (05)",
+    "interleaved": "the pairs are half-split: number i turns with i + D/2 (05)",
+    "unscaled": "scores are divided by the square root of D (03)",
+    "C": "scores are divided by the square root of D, the size of a head, not of C",
+    "tiled": "query head h reads with key head h // (H / G) (04): repeat each, do not tile them",
+    "reshaped": "heads are cut from the last direction, then moved before the positions (04)",
+    "residual": "what attention read is added to x, it does not replace it",
+    "swapped": "silu goes over the gate, not over up (06)",
+    "tied": "this head has a matrix of its own, lm_head.weight",
+}
+
+
+@exercise(
+    "10.5",
+    "weights are named as in model.state_dict(); write the thirty lines as one function, layer "
+    "after layer, ids (B, T) to logits (B, T, V)",
+    "you have written a language model from nothing but its weights",
+)
+def _forward(answer: Callable[[ModelConfig, dict[str, Tensor], Tensor], Tensor]) -> str | None:
+    more: dict[str, Any] = {"num_key_value_heads": 2, "head_dim": 8, "initializer_range": 0.3}
+    c = ModelConfig(40, 24, 2, 4, 40, **more)
+    model, generator = CausalLM(c, seed=1).eval(), torch.Generator().manual_seed(2)
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            if "norm" in name:
+                p.add_(0.5 * torch.rand(p.shape, generator=generator))
+    weights = {name: p.clone() for name, p in model.state_dict().items()}
+    ids = torch.randint(40, (3, 9), generator=generator)
+    with torch.no_grad():
+        right, found = model(ids), answer(c, dict(weights), ids.clone())
+        if not isinstance(found, Tensor) or found.shape != right.shape:
+            shape = tuple(found.shape) if isinstance(found, Tensor) else found
+            return f"logits of shape (B, T, V) = {tuple(right.shape)} are asked, not {shape}"
+        if torch.allclose(found, right, atol=1e-3, rtol=1e-3):
+            return None
+        changed = ids.clone()
+        changed[:, -1] = (changed[:, -1] + 1) % 40
+        later = answer(c, dict(weights), changed)
+        if not torch.allclose(later[:, :-1], found[:, :-1], atol=1e-4):
+            return "the logits at earlier positions change with the last token: mask the future"
+        for slip, reason in _SLIPS.items():
+            if torch.allclose(found, _by_hand(c, weights, ids, slip), atol=1e-3, rtol=1e-3):
+                return reason
+    off = (found - right).abs().max().item()
+    return f"the logits differ by up to {off:.2f}: compare with Mini, layer after layer"

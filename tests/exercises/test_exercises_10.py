@@ -38,14 +38,15 @@ def choose(model, prompt, answers, *, shift=1, mean=False, first=False):
     return scores.index(max(scores))
 
 
-def no_repeats(n, *, whole=False, inplace=False):
+def no_repeats(n, *, whole=False, inplace=False, tail=False):
     def sampler(logits, previous):
         logits = logits if inplace else logits.clone()
         for scores, row in zip(logits, previous.tolist(), strict=True):
             seen = {}
             for i in range(len(row) - n + 1):
                 seen.setdefault(tuple(row[i : i + n - 1]), set()).add(row[i + n - 1])
-            banned = set(row) if whole else seen.get(tuple(row[len(row) - n + 1 :]), set())
+            last = row[-(n - 1) :] if tail else row[len(row) - n + 1 :]
+            banned = set(row) if whole else seen.get(tuple(last), set())
             for token in banned if len(banned) < len(scores) else ():
                 scores[token] = -math.inf
         return logits.argmax(-1)
@@ -54,19 +55,97 @@ def no_repeats(n, *, whole=False, inplace=False):
 
 
 class Lora(nn.Module):
-    def __init__(self, linear, rank, alpha, *, frozen=True, scaled=True, zero_a=False, one_b=False):
+    def __init__(
+        self,
+        linear,
+        rank,
+        alpha,
+        *,
+        frozen=True,
+        scaled=True,
+        zero_a=False,
+        one_b=False,
+        cut=False,
+    ):
         super().__init__()
-        self.linear = linear.requires_grad_(not frozen)
+        self.linear, self.cut = linear.requires_grad_(not frozen and not cut), cut
         self.scale = alpha / rank if scaled else 1.0
         size = 0.0 if zero_a else linear.in_features**-0.5
         self.a = nn.Parameter(size * torch.randn(rank, linear.in_features))
         self.b = nn.Parameter(torch.full((linear.out_features, rank), 1.0 if one_b else 0.0))
 
     def forward(self, x):
-        return self.linear(x) + self.scale * (x @ self.a.T @ self.b.T)
+        with torch.set_grad_enabled(not self.cut):
+            y = self.linear(x)
+        return y + self.scale * (x @ self.a.T @ self.b.T)
 
 
-RIGHT = {"10.1": count, "10.2": choose, "10.3": no_repeats, "10.4": Lora}
+class LoraInside(nn.Module):
+    """Another right way: the update is added to the weight, and one product is left."""
+
+    def __init__(self, linear, rank, alpha):
+        super().__init__()
+        self.linear, self.scale = linear.requires_grad_(False), alpha / rank
+        self.a = nn.Parameter(torch.randn(rank, linear.in_features))
+        self.b = nn.Parameter(torch.zeros(linear.out_features, rank))
+
+    def forward(self, x):
+        weight = self.linear.weight + self.scale * self.b @ self.a
+        return nn.functional.linear(x, weight, self.linear.bias)
+
+
+def forward(c, w, ids, *, mask=True, slip=""):
+    """The whole model; `slip` names one mistake."""
+    H, G, D, T = c.num_attention_heads, c.num_key_value_heads, c.head_dim, ids.shape[1]
+    theta = c.rope_theta ** (-torch.arange(0, D, 2) / D)
+    angles = torch.arange(T)[:, None] * theta
+
+    def turn(x):
+        if slip == "rotation":
+            return x
+        if slip == "interleaved":
+            a, b = x[..., ::2], x[..., 1::2]
+        else:
+            a, b = x.chunk(2, -1)
+        halves = a * angles.cos() - b * angles.sin(), b * angles.cos() + a * angles.sin()
+        if slip == "interleaved":
+            return torch.stack(halves, -1).flatten(-2)
+        return torch.cat(halves, -1)
+
+    def norm(x, weight):
+        x = x - x.mean(-1, keepdim=True) if slip == "centred" else x
+        x = x / (x.pow(2).mean(-1, keepdim=True) + c.rms_norm_eps).sqrt()
+        return x if slip == "norm weights" else x * weight
+
+    x = w["model.embed_tokens.weight"][ids]
+    for i in range(c.num_hidden_layers):
+        part = {n.split(f"layers.{i}.")[1]: p for n, p in w.items() if f"layers.{i}." in n}
+        y = norm(x, part["input_layernorm.weight"])
+        q, k, v = (y @ part[f"self_attn.{n}_proj.weight"].T for n in "qkv")
+        q, k, v = (z.unflatten(-1, (-1, D)).transpose(1, 2) for z in (q, k, v))
+        q, k = turn(q), turn(k)
+        each = torch.arange(H) % G if slip == "tiled" else torch.arange(H) // (H // G)
+        scores = q @ k[:, each].mT / {"unscaled": 1, "C": c.hidden_size**0.5}.get(slip, D**0.5)
+        if mask:
+            scores = scores + torch.full((T, T), -torch.inf).triu(1)
+        y = (scores.softmax(-1) @ v[:, each]).transpose(1, 2).flatten(2)
+        y = y @ part["self_attn.o_proj.weight"].T
+        x = y if slip == "residual" else x + y
+        y = x if slip == "second norm" else norm(x, part["post_attention_layernorm.weight"])
+        gate, up = (y @ part[f"mlp.{n}_proj.weight"].T for n in ("gate", "up"))
+        gate, up = (up, gate) if slip == "swapped" else (gate, up)
+        x = x + (gate * gate.sigmoid() * up) @ part["mlp.down_proj.weight"].T
+    x = x if slip == "last norm" else norm(x, w["model.norm.weight"])
+    if slip == "last position":
+        x = x[:, -1]
+    return x @ w["model.embed_tokens.weight" if slip == "tied" else "lm_head.weight"].T
+
+
+def slipping(slip):
+    return lambda c, w, ids: forward(c, w, ids, slip=slip)
+
+
+RIGHT = {"10.1": count, "10.2": choose, "10.3": no_repeats, "10.4": Lora, "10.5": forward}
 WRONG = [
     ("10.1", count_as_mha, "only num_key_value_heads heads"),
     ("10.1", count_without_norms, "the norms have weights too"),
@@ -81,11 +160,35 @@ WRONG = [
         "not only the first",
     ),  # other digits
     ("10.2", lambda m, p, a: 7, "an index from 0 to 3"),
+    ("10.2", lambda m, p, a: choose(m, p, a, shift=0, mean=True), "both mistakes"),
     ("10.3", lambda n: lambda logits, previous: logits.argmax(-1), "for the second time"),
     ("10.3", lambda n: no_repeats(n, whole=True), "is not the best allowed one"),
     ("10.3", lambda n: no_repeats(n, inplace=True), "work on a copy"),
+    ("10.3", lambda n: no_repeats(n, tail=True), "the whole row at n = 1"),
     ("10.4", lambda *a: Lora(*a, frozen=False), "still trains"),
     ("10.4", lambda *a: Lora(*a, scaled=False), "not scaled"),
     ("10.4", lambda *a: Lora(*a, zero_a=True), "neither ever gets a gradient"),
     ("10.4", lambda *a: Lora(*a, one_b=True), "B begins at zero"),
+    ("10.4", lambda *a: Lora(*a, cut=True), "no gradient passes through linear(x)"),
+    ("10.5", lambda c, w, ids: forward(c, w, ids, mask=False), "mask the future"),
+    ("10.5", slipping("last position"), "(B, T, V) = (3, 9, 40) are asked, not (3, 40)"),
+    ("10.5", slipping("last norm"), "before the head, is missing"),
+    ("10.5", slipping("second norm"), "reads x without a norm"),
+    ("10.5", slipping("norm weights"), "multiplies by its weight"),
+    ("10.5", slipping("centred"), "does not take the mean away"),
+    ("10.5", slipping("rotation"), "turn by their positions"),
+    ("10.5", slipping("interleaved"), "half-split"),
+    ("10.5", slipping("unscaled"), "the square root of D (03)"),
+    ("10.5", slipping("C"), "not of C"),
+    ("10.5", slipping("tiled"), "do not tile them"),
+    ("10.5", slipping("residual"), "does not replace it"),
+    ("10.5", slipping("swapped"), "silu goes over the gate"),
+    ("10.5", slipping("tied"), "a matrix of its own"),
+    ("10.5", lambda c, w, ids: 2 * forward(c, w, ids), "the logits differ by up to"),
 ]
+
+
+def test_other_right_answers_are_right():
+    from minillm.exercises import grade
+
+    assert grade("10.4", LoraInside).status == "correct"
