@@ -1,5 +1,6 @@
-"""Graders of notebook 09: targets, gradients of attention, accumulation, a source that resumes."""
+"""Graders of notebook 09: targets, numbers to expect, accumulation, a loop, a source of batches."""
 
+import itertools
 import json
 import math
 from collections.abc import Callable
@@ -9,14 +10,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from minillm.exercises import exercise
+from minillm.exercises import Unsolved, exercise
 
 __all__: list[str] = []
+
+Batches = list[tuple[Tensor, Tensor]]
 
 
 @exercise(
     "09.1",
-    "give inputs and targets, shifted by one, with -100 where the target is padding",
+    "which column has nothing after it, and which column does nobody predict?",
+    "the shift and the label -100 are all that makes a batch out of rows",
 )
 def _inputs_and_targets(answer: Callable[[Tensor, int], tuple[Tensor, Tensor]]) -> str | None:
     rows = torch.tensor([[5, 7, 9, 4, 8], [6, 3, 2, 2, 2], [2, 2, 2, 2, 2]])
@@ -47,43 +51,75 @@ def _inputs_and_targets(answer: Callable[[Tensor, int], tuple[Tensor, Tensor]]) 
     return None
 
 
-@exercise("09.2", "give dq and dk from the gradient of the scaled scores q k^T / sqrt(D)")
-def _score_gradients(answer: Callable[..., tuple[Tensor, Tensor]]) -> str | None:
-    generator = torch.Generator().manual_seed(4)
-    for T, S, D in ((4, 4, 9), (3, 5, 4)):
-        q, k, d = (
-            torch.randn(*shape, generator=generator, dtype=torch.float64)
-            for shape in ((T, D), (S, D), (T, S))
-        )
-        dq, dk = answer(q, k, d)
-        scale = math.sqrt(D)
-        if dq.shape != q.shape or dk.shape != k.shape:
-            return (
-                f"a gradient has its tensor's shape: for q {(T, D)} and k {(S, D)} yours have"
-                f" {tuple(dq.shape)} and {tuple(dk.shape)}"
-            )
-        if _close(dk, d @ q / scale) if T == S else False:
-            return "dk lacks the transpose: key s collects column s of the scores' gradient"
-        if _close(dq, d @ k) or _close(dk, d.T @ q):
-            return "the scores were divided by sqrt(D), so their gradients must be as well"
-        if _close(dq, d @ k / D) or _close(dk, d.T @ q / D):
-            return "divide by sqrt(D), not by D"
-        if not _close(dq, d @ k / scale):
-            return (
-                "dq is wrong: row t of it is the sum of all keys, weighted with row t of d_scores"
-            )
-        if not _close(dk, d.T @ q / scale):
-            return (
-                "dk is wrong: row s is the sum of all queries, weighted with column s of d_scores"
-            )
+EXPECTED = {
+    "first loss, all logits near 0 (nats)": math.log(2000),
+    "loss of a model that is always torn between two tokens, both equally likely (nats)": math.log(
+        2
+    ),
+    "slope for the target's logit, when its probability is 0.25 (one token)": -0.75,
+    "sum of the slopes for all 2,000 logits of a token": 0.0,
+    "FLOPs to train on 1,000 tokens, without attention's reading": 6e9,
+    "AdamW's first step at rate 0.001 for a slope of 50, no decay (its size)": 0.001,
+    "joint length 5 clipped to 1: what becomes of a slope of 2": 0.4,
+}
+HINTS = dict(
+    zip(
+        EXPECTED,
+        (
+            "the model guesses: every token has the probability 1/2,000",
+            "the right token always has the probability 1/2; natural logarithm",
+            "prediction minus truth, and the truth at the target is 1",
+            "the probabilities sum to 1, and so does the truth",
+            "2 for each number forward, and twice that backward, for each token",
+            "m and the root of v are the same number in the first step, up to the sign",
+            "all slopes are scaled by the same factor",
+        ),
+        strict=True,
+    )
+)
+
+
+@exercise(
+    "09.2",
+    "each number follows from one line of the page; none needs a run",
+    "these seven numbers are the first thing to compare a real training with",
+)
+def _expected(answer: Any) -> str | None:
+    answer = answer() if callable(answer) else answer
+    if not isinstance(answer, dict) or answer.keys() != EXPECTED.keys():
+        return "the answer is a dictionary with the seven questions as keys, as it was given"
+    if all(value is ... for value in answer.values()):
+        raise Unsolved
+    right = 0
+    for key, wanted in EXPECTED.items():
+        value = answer[key]
+        if value is ...:
+            return f"{key}: not filled in yet"
+        try:
+            value = float(value)
+        except (TypeError, ValueError):
+            return f"{key}: write a number, not {value!r}"
+        if math.isclose(value, wanted, rel_tol=0.02, abs_tol=1e-9):
+            right += 1
+        elif wanted and math.isclose(value, -wanted, rel_tol=0.02):
+            return f"{key}: the size is right, the sign is not"
+        elif math.isclose(value * math.log(2), wanted, rel_tol=0.02) and "nats" in key:
+            return f"{key}: this is in bits; one bit is ln 2 nats"
+        else:
+            return f"{key}: {right} right before it; {HINTS[key]}"
     return None
 
 
-@exercise("09.3", "leave the gradient of the mean over all targets of all batches, batch by batch")
-def _accumulate(answer: Callable[[nn.Module, list[tuple[Tensor, Tensor]]], float]) -> str | None:
+@exercise(
+    "09.3",
+    "what must be known before the first backward pass, if each is to be divided by it?",
+    "sums add up over batches, means do not; and one graph at a time is in memory",
+)
+def _accumulate(answer: Callable[[nn.Module, Batches], float]) -> str | None:
+    function = getattr(answer, "function", answer)  # its None is told apart below
     generator = torch.Generator().manual_seed(5)
     table = nn.Embedding(11, 11, dtype=torch.float64)
-    calls: list[int] = []
+    events: list[str] = []
 
     class Model(nn.Module):
         def __init__(self) -> None:
@@ -91,8 +127,11 @@ def _accumulate(answer: Callable[[nn.Module, list[tuple[Tensor, Tensor]]], float
             self.table = table
 
         def forward(self, ids: Tensor) -> Tensor:
-            calls.append(ids.shape[0])
-            return self.table(ids)
+            logits = self.table(ids)
+            events.append("forward")
+            if logits.requires_grad:
+                logits.register_hook(lambda _: events.append("backward"))
+            return logits
 
     batches = []
     for kept in (1, 12, 5):
@@ -110,12 +149,14 @@ def _accumulate(answer: Callable[[nn.Module, list[tuple[Tensor, Tensor]]], float
     expected = torch.autograd.grad(mean(batches), table.weight)[0]
     each = [torch.autograd.grad(mean([b]), table.weight)[0] for b in batches]
     model = Model()
-    loss = float(answer(model, batches))
+    loss = function(model, batches)
+    if table.weight.grad is None and (loss is None or loss is ...):
+        raise Unsolved
     if table.weight.grad is None:
         return "after your function the parameters have no gradient: call backward for each batch"
     found = table.weight.grad.clone()
-    if len(calls) != 3:
-        return f"the model should see each batch once, one by one; it was called {len(calls)} times"
+    if (calls := events.count("forward")) != 3:
+        return f"the model should see each batch once, one by one; it was called {calls} times"
     if _close(found, torch.stack(each).mean(0)):
         return "you average the batches' means: a batch with 1 target weighs as much as one with 12"
     if _close(found, torch.stack(each).sum(0)):
@@ -126,33 +167,145 @@ def _accumulate(answer: Callable[[nn.Module, list[tuple[Tensor, Tensor]]], float
         return "you forgot to divide by the number of targets"
     if not _close(found, expected):
         return "the gradient differs from that of one large batch with all the targets"
+    if events != ["forward", "backward"] * 3:
+        return "the gradient is right, but all graphs wait for the end: backward after each batch"
     wanted = mean(batches).item()
-    if abs(loss - wanted) > 1e-9:
-        return f"the mean loss over all 18 targets is {wanted:.4f}, you return {loss:.4f}"
-    answer(model, batches)
+    if loss is None or loss is ...:
+        return "the gradients are right; now return the mean loss as well"
+    if abs(float(loss) - wanted) > 1e-9:
+        return f"the mean loss over all 18 targets is {wanted:.4f}, you return {float(loss):.4f}"
+    function(model, batches)
     if not _close(table.weight.grad, expected):
         return "called again, your function adds to the old gradients: set them to None first"
     return None
 
 
+MISTAKES = {
+    "softmax": "F.cross_entropy wants logits: softmax is still taken twice",
+    "shift": "the targets are shifted already, and your loop shifts them once more",
+    "clear": "the gradients of earlier steps are still there when backward() adds to them",
+    "clip": "clipping must come between backward() and step(), and with a length of 1",
+}
+
+
+def _loop(
+    model: nn.Module, optimizer: Any, batches: Batches, mistakes: tuple[str, ...] = ()
+) -> float:
+    loss = torch.zeros(())
+    for inputs, targets in batches:
+        logits = model(inputs)
+        logits = logits.softmax(-1) if "softmax" in mistakes else logits
+        if "shift" in mistakes:
+            logits, targets = logits[:, :-1], targets[:, 1:]
+        loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+        if "clear" not in mistakes:
+            optimizer.zero_grad()
+        loss.backward()
+        if "clip" not in mistakes:
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        if "clip" in mistakes:
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    return loss.item()
+
+
 @exercise(
-    "09.4", "write a source of batches that gives each window once an epoch and resumes anywhere"
+    "09.4",
+    "read it line by line: what goes into the loss, and in which order are gradients used?",
+    "logits, loss, clear, backward, clip, step: another order trains something else",
+)
+def _find_the_mistakes(answer: Callable[[nn.Module, Any, Batches], float]) -> str | None:
+    function = getattr(answer, "function", answer)
+    generator = torch.Generator().manual_seed(6)
+    batches = []
+    for kept in (12, 5, 9):
+        ids = torch.randint(7, (2, 7), generator=generator)
+        targets = ids[:, 1:].clone()
+        targets.view(-1)[kept:] = -100
+        batches.append((ids[:, :-1], targets))
+    start = torch.randn(7, 7, generator=generator, dtype=torch.float64)
+
+    def run(train: Callable[..., Any]) -> tuple[Tensor, Any]:
+        table = nn.Embedding.from_pretrained(start.clone(), freeze=False)
+        model = nn.Sequential(table, nn.Linear(7, 7, bias=False, dtype=torch.float64))
+        model[1].weight.data = 8 * torch.eye(7, dtype=torch.float64)  # so that clipping matters
+        result = train(model, torch.optim.SGD(model.parameters(), lr=0.5), batches)
+        return torch.cat([p.detach() for p in model.parameters()]), result
+
+    found, loss = run(function)
+    if torch.equal(found[:7], start):
+        if loss is None or loss is ...:
+            raise Unsolved
+        return "no parameter has moved: is there a gradient when optimizer.step() is called?"
+    for count in range(len(MISTAKES) + 1):
+        for mistakes in itertools.combinations(MISTAKES, count):
+            weights, wanted = run(lambda *given, m=mistakes: _loop(*given, m))
+            if not _close(found, weights):
+                continue
+            if mistakes:
+                left = f" ({count} mistakes are left)" if count > 1 else ""
+                return MISTAKES[mistakes[0]] + left
+            if loss is None or loss is ...:
+                return "the training is right; now return the last loss"
+            value = float(loss.detach() if isinstance(loss, Tensor) else loss)
+            if abs(value - wanted) > 1e-9:
+                return f"the last loss is {wanted:.4f}, you return {value:.4f}"
+            return None
+    return "the parameters end elsewhere than those of a right loop; is each step taken once?"
+
+
+@exercise(
+    "09.5",
+    "if an epoch's order depends on the seed and the epoch alone, what is left to remember?",
+    "an order that can be made again needs no memory: one count says where the source stands",
 )
 def _epoch_batches(answer: Any) -> str | None:
-    tokens = torch.arange(1, 102)  # 10 windows of 10 + 1
-    make = lambda seed=0, size=3: answer(tokens, size, 10, seed)  # noqa: E731
+    for length in (101, 100, 109):  # 10 windows of 10 + 1; 9 and a rest; 10 and a rest
+        if finding := _epochs(answer, length):
+            return finding
+    return None
+
+
+def _epochs(answer: Any, length: int) -> str | None:
+    """Three epochs of batches of 3 windows, from a text of tokens whose values are no places."""
+    tokens = (torch.arange(length) * 37 + 5) % 997
+    place = {token: i for i, token in enumerate(tokens.tolist())}
+    windows = (length - 1) // 10
+    make = lambda seed=0: answer(tokens, 3, 10, seed)  # noqa: E731
     source, seen = make(), []
-    for _ in range(10):  # 30 windows of batches of 3: three epochs
-        x, y = next(source)
+    while len(seen) < 3 * windows:
+        try:
+            batch = next(source)
+        except NotImplementedError:  # a RuntimeError, and a stub
+            raise
+        except (IndexError, RuntimeError, ValueError) as error:
+            return (
+                f"with {length} tokens your source raises {type(error).__name__} ({error}):"
+                " how many whole windows of 10 + 1 tokens are there?"
+            )
+        if batch is None or batch is ...:
+            raise Unsolved
+        x, y = batch
         if x.shape != (3, 10) or y.shape != (3, 10):
             return f"a batch has shapes (3, 10) and (3, 10), not {tuple(x.shape)}, {tuple(y.shape)}"
-        if not torch.equal(y, x + 1):
+        if not {*x.flatten().tolist(), *y.flatten().tolist()} <= place.keys():
+            return "a batch holds ids that are not in the text: give its tokens, not their places"
+        starts = [place[token] for token in x[:, 0].tolist()]
+        whole = [tokens[start : start + 11] for start in starts]
+        if any(len(row) < 11 for row in whole):
+            return f"of {length} tokens, the last window has no target for its last token: leave it"
+        if not torch.equal(x, torch.stack(whole)[:, :-1]):
+            return "the inputs are not a stretch of the text"
+        if not torch.equal(y, torch.stack(whole)[:, 1:]):
             return "the targets are not the tokens that follow the inputs"
-        seen += x[:, 0].tolist()
-    epochs = [seen[i : i + 10] for i in (0, 10, 20)]
+        seen += starts
+    epochs = [seen[i : i + windows] for i in (0, windows, 2 * windows)]
     for number, epoch in enumerate(epochs):
-        if sorted(epoch) != list(range(1, 101, 10)):
-            return f"epoch {number} begins windows at {sorted(epoch)}: each should come once"
+        if sorted(epoch) != list(range(0, 10 * windows, 10)):
+            return (
+                f"epoch {number} of {length} tokens begins windows at the places {sorted(epoch)}:"
+                f" each of 0, 10, ... {10 * windows - 10} should come once"
+            )
     if epochs[0] == sorted(epochs[0]):
         return "the windows come in the order of the text: shuffle them"
     if epochs[0] == epochs[1]:

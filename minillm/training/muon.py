@@ -1,6 +1,6 @@
-"""Muon for the matrices of the layers and AdamW for the rest, as one optimizer (notebook 09)."""
+"""Muon for the matrices of the layers and AdamW for the rest, as one optimizer (deeper/09_optimizers)."""
 
-# Built from notebooks/09_training.ipynb: edit there, then make build.
+# Built from notebooks/deeper/09_optimizers.ipynb: edit there, then make build.
 
 import math
 from typing import Any

@@ -1,10 +1,10 @@
 """The graders of notebook 09 accept the solutions and explain planted wrong answers."""
 
-import math
-
 import torch
 import torch.nn.functional as F
 
+from minillm.exercises import grade
+from minillm.exercises.train import _loop
 from minillm.training.data import get_batch
 
 
@@ -41,27 +41,6 @@ def masked_inputs(rows, pad):
 
 def fixed_pad(rows, pad):
     return targets(rows, 2)
-
-
-def score_gradients(q, k, d_scores):
-    return d_scores @ k / math.sqrt(q.shape[1]), d_scores.T @ q / math.sqrt(q.shape[1])
-
-
-def lost_transpose(q, k, d_scores):
-    scale = math.sqrt(q.shape[1])
-    return d_scores @ k / scale, d_scores @ q / scale
-
-
-def unscaled(q, k, d_scores):
-    return d_scores @ k, d_scores.T @ q
-
-
-def scaled_by_size(q, k, d_scores):
-    return d_scores @ k / q.shape[1], d_scores.T @ q / q.shape[1]
-
-
-def swapped(q, k, d_scores):
-    return tuple(reversed(score_gradients(q, k, d_scores)))
 
 
 def total_loss(model, batch, reduction):
@@ -111,13 +90,104 @@ def one_large_batch(model, batches):
 
 def keeps_old(model, batches):
     count = sum(int((y != -100).sum()) for _, y in batches)
-    losses = [total_loss(model, batch, "sum") / count for batch in batches]
-    torch.stack(losses).sum().backward()
-    return sum(loss.item() for loss in losses)
+    total = 0.0
+    for batch in batches:
+        loss = total_loss(model, batch, "sum") / count
+        loss.backward()
+        total += loss.item()
+    return total
 
 
 def wrong_loss(model, batches):
     return accumulate(model, batches) * 2
+
+
+def one_backward(model, batches):
+    """Right gradients, but all graphs are in memory at once."""
+    count = sum(int((y != -100).sum()) for _, y in batches)
+    model.zero_grad()
+    loss = torch.stack([total_loss(model, batch, "sum") for batch in batches]).sum() / count
+    loss.backward()
+    return loss.item()
+
+
+def no_return(model, batches):
+    accumulate(model, batches)
+
+
+EXPECTED = {
+    "first loss, all logits near 0 (nats)": 7.6,
+    "loss of a model that is always torn between two tokens, both equally likely (nats)": 0.69,
+    "slope for the target's logit, when its probability is 0.25 (one token)": -0.75,
+    "sum of the slopes for all 2,000 logits of a token": 0,
+    "FLOPs to train on 1,000 tokens, without attention's reading": 6_000_000_000,
+    "AdamW's first step at rate 0.001 for a slope of 50, no decay (its size)": 1e-3,
+    "joint length 5 clipped to 1: what becomes of a slope of 2": 0.4,
+}
+QUESTIONS = list(EXPECTED)
+
+
+def test_the_expected_numbers_are_those_of_the_parts():
+    from minillm.training.optim import AdamW, clip_grad_norm
+
+    logits = torch.zeros(1, 2000, dtype=torch.float64, requires_grad=True)
+    loss = F.cross_entropy(logits, torch.tensor([7]))
+    loss.backward()
+    assert abs(loss.item() - EXPECTED[QUESTIONS[0]]) < 0.01
+    assert abs(logits.grad.sum().item() - EXPECTED[QUESTIONS[3]]) < 1e-12
+    p = torch.nn.Parameter(torch.zeros(1))
+    p.grad = torch.full((1,), 50.0)
+    AdamW([p], lr=0.001, weight_decay=0.0).step()
+    assert abs(abs(p.item()) - EXPECTED[QUESTIONS[5]]) < 1e-6
+    p = torch.nn.Parameter(torch.zeros(3))
+    p.grad = torch.tensor([2.0, 4.0, 5.0**0.5])  # of length 5
+    clip_grad_norm([p], 1.0)
+    assert abs(p.grad[0].item() - EXPECTED[QUESTIONS[6]]) < 1e-5
+
+
+def train_right(model, optimizer, batches):
+    for inputs, targets in batches:
+        loss = F.cross_entropy(model(inputs).flatten(0, 1), targets.flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+    return loss.item()
+
+
+def cleared_after(model, optimizer, batches):
+    """As right: cleared after each step, the loss by hand."""
+    from minillm.training.optim import clip_grad_norm
+
+    for inputs, targets in batches:
+        loss = F.cross_entropy(model(inputs).mT, targets)
+        loss.backward()
+        clip_grad_norm(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+    return loss
+
+
+def with_mistakes(*mistakes):
+    return lambda *given: _loop(*given, mistakes)
+
+
+def cleared_too_late(model, optimizer, batches):
+    for inputs, targets in batches:
+        loss = F.cross_entropy(model(inputs).mT, targets)
+        loss.backward()
+        optimizer.zero_grad()
+        optimizer.step()
+    return loss.item()
+
+
+def two_steps(model, optimizer, batches):
+    train_right(model, optimizer, batches)
+    return train_right(model, optimizer, batches)
+
+
+def returns_nothing(model, optimizer, batches):
+    train_right(model, optimizer, batches)
 
 
 class EpochBatches:
@@ -196,6 +266,17 @@ class NoSeed(EpochBatches):
         return torch.randperm(self.windows, generator=torch.Generator().manual_seed(epoch))
 
 
+class TooMany(EpochBatches):
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        self.windows = len(self.tokens) // self.length
+
+
+class Places(EpochBatches):
+    def __init__(self, tokens, *arguments):
+        super().__init__(torch.arange(len(tokens)) + 2000, *arguments)
+
+
 class Unshifted(EpochBatches):
     def __next__(self):
         x, _ = super().__next__()
@@ -204,9 +285,10 @@ class Unshifted(EpochBatches):
 
 RIGHT = {
     "09.1": targets,
-    "09.2": score_gradients,
+    "09.2": EXPECTED,
     "09.3": accumulate,
-    "09.4": EpochBatches,
+    "09.4": train_right,
+    "09.5": EpochBatches,
 }
 
 
@@ -217,23 +299,47 @@ WRONG = [
     ("09.1", copies, "learn to copy"),
     ("09.1", masked_inputs, "not a token"),
     ("09.1", fixed_pad, "id of the padding"),
-    ("09.2", lost_transpose, "transpose"),
-    ("09.2", unscaled, "divided by sqrt(D)"),
-    ("09.2", scaled_by_size, "not by D"),
-    ("09.2", swapped, "dq is wrong"),
+    ("09.2", EXPECTED | {QUESTIONS[0]: 10.97}, "in bits"),
+    ("09.2", EXPECTED | {QUESTIONS[1]: 1.0}, "in bits"),
+    ("09.2", EXPECTED | {QUESTIONS[2]: 0.75}, "the sign is not"),
+    ("09.2", EXPECTED | {QUESTIONS[3]: 1}, "and so does the truth"),
+    ("09.2", EXPECTED | {QUESTIONS[4]: 2e9}, "twice that backward"),
+    ("09.2", EXPECTED | {QUESTIONS[5]: 0.05}, "up to the sign"),
+    ("09.2", EXPECTED | {QUESTIONS[6]: 1.0}, "the same factor"),
+    ("09.2", EXPECTED | {QUESTIONS[6]: ...}, "not filled in"),
+    ("09.2", EXPECTED | {QUESTIONS[0]: "ln V"}, "write a number"),
+    ("09.2", [7.6], "a dictionary"),
     ("09.3", mean_of_means, "average the batches' means"),
     ("09.3", undivided, "forgot to divide"),
     ("09.3", all_positions, "label -100 do not count"),
     ("09.3", one_large_batch, "was called 1 times"),
+    ("09.3", one_backward, "backward after each batch"),
+    ("09.3", no_return, "return the mean loss as well"),
     ("09.3", keeps_old, "adds to the old gradients"),
     ("09.3", wrong_loss, "you return"),
-    ("09.4", SameOrder, "same order"),
-    ("09.4", InOrder, "shuffle them"),
-    ("09.4", Random, "each should come once"),
-    ("09.4", Forgetful, "goes on with other windows"),
-    ("09.4", TensorState, "not plain data"),
-    ("09.4", OnlyEpoch, "goes on with other windows"),
-    ("09.4", Unseeded, "generator of your own"),
-    ("09.4", NoSeed, "another seed gives the same order"),
-    ("09.4", Unshifted, "not the tokens that follow"),
+    ("09.4", with_mistakes("softmax", "shift", "clear", "clip"), "mistakes are left"),
+    ("09.4", with_mistakes("softmax"), "softmax is still taken twice"),
+    ("09.4", with_mistakes("shift"), "shifts them once more"),
+    ("09.4", with_mistakes("clear"), "gradients of earlier steps"),
+    ("09.4", with_mistakes("clip"), "between backward() and step()"),
+    ("09.4", cleared_too_late, "no parameter has moved"),
+    ("09.4", two_steps, "end elsewhere"),
+    ("09.4", returns_nothing, "now return the last loss"),
+    ("09.5", SameOrder, "same order"),
+    ("09.5", InOrder, "shuffle them"),
+    ("09.5", Random, "each of 0, 10"),
+    ("09.5", Forgetful, "goes on with other windows"),
+    ("09.5", TensorState, "not plain data"),
+    ("09.5", OnlyEpoch, "goes on with other windows"),
+    ("09.5", Unseeded, "generator of your own"),
+    ("09.5", NoSeed, "another seed gives the same order"),
+    ("09.5", Unshifted, "not the tokens that follow"),
+    ("09.5", TooMany, "with 100 tokens your source raises"),
+    ("09.5", Places, "not their places"),
 ]
+
+
+def test_other_right_answers():
+    assert grade("09.4", cleared_after).status == "correct"
+    assert grade("09.3", lambda *_: None).status == "unsolved"
+    assert grade("09.4", lambda *_: None).status == "unsolved"

@@ -1,0 +1,89 @@
+"""Graders of deeper/09_gradients: the scores of attention, an RMS norm."""
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from minillm.exercises import exercise
+
+__all__: list[str] = []
+
+
+@exercise(
+    "09_gradients.1",
+    "which row or column of d_scores does query t see, and which does key s see?",
+    "a product's gradient goes to each factor through the other one; key s collects a column",
+)
+def _score_gradients(answer: Callable[..., tuple[Tensor, Tensor]]) -> str | None:
+    generator = torch.Generator().manual_seed(4)
+    for T, S, D in ((4, 4, 9), (3, 5, 4)):
+        q, k, d = (
+            torch.randn(*shape, generator=generator, dtype=torch.float64)
+            for shape in ((T, D), (S, D), (T, S))
+        )
+        dq, dk = answer(q, k, d)
+        scale = math.sqrt(D)
+        if dq.shape != q.shape or dk.shape != k.shape:
+            return (
+                f"a gradient has its tensor's shape: for q {(T, D)} and k {(S, D)} yours have"
+                f" {tuple(dq.shape)} and {tuple(dk.shape)}"
+            )
+        if T == S and _close(dk, d @ q / scale):
+            return "dk lacks the transpose: key s collects column s of the scores' gradient"
+        if _close(dq, d @ k) or _close(dk, d.T @ q):
+            return "the scores were divided by sqrt(D), so their gradients must be as well"
+        if _close(dq, d @ k / D) or _close(dk, d.T @ q / D):
+            return "divide by sqrt(D), not by D"
+        if not _close(dq, d @ k / scale):
+            return (
+                "dq is wrong: row t of it is the sum of all keys, weighted with row t of d_scores"
+            )
+        if not _close(dk, d.T @ q / scale):
+            return (
+                "dk is wrong: row s is the sum of all queries, weighted with column s of d_scores"
+            )
+    return None
+
+
+@exercise(
+    "09_gradients.2",
+    "each number of x goes into y twice: directly, and through r",
+    "a norm's gradient has nothing along x itself: making x longer changes nothing",
+)
+def _norm_gradients(answer: Callable[..., tuple[Tensor, Tensor]]) -> str | None:
+    generator = torch.Generator().manual_seed(5)
+    for N, C, eps in ((3, 6, 0.0), (5, 4, 0.5)):
+        x, dy = torch.randn(2, N, C, generator=generator, dtype=torch.float64)
+        gain = 1 + torch.rand(C, generator=generator, dtype=torch.float64)
+        dx, d_gain = answer(x.clone(), gain.clone(), dy.clone(), eps)
+        r = (x.pow(2).mean(-1, keepdim=True) + eps).sqrt()
+        n, dn = x / r, dy * gain
+        along = (dn * n).mean(-1, keepdim=True)
+        if dx.shape != x.shape or d_gain.shape != gain.shape:
+            return (
+                f"dx has the shape {(N, C)} and d_gain {(C,)}; yours have {tuple(dx.shape)}"
+                f" and {tuple(d_gain.shape)}"
+            )
+        if _close(d_gain, (dy * n).mean(0)):
+            return "d_gain is a sum over the rows, not a mean: the gain is used in each of them"
+        if _close(d_gain, (dy * x).sum(0)):
+            return "the gain is multiplied with x / r, not with x"
+        if not _close(d_gain, (dy * n).sum(0)):
+            return "d_gain is wrong: y is gain times x / r, in every row"
+        if _close(dx, dn / r):
+            return "r depends on x as well: a part of the gradient goes through it"
+        if _close(dx, (dy - n * (dy * n).mean(-1, keepdim=True)) / r):
+            return "the gain is missing in dx: what reaches x / r is dy times the gain"
+        if _close(dx, (dn - n * along * C) / r):
+            return "the part through r is C times too large: r has a mean under its root, not a sum"
+        if _close(dx, (dn + n * along) / r):
+            return "the part through r has the wrong sign: a larger r makes y smaller"
+        if not _close(dx, (dn - n * along) / r):
+            return "dx is wrong: the direct part is dy * gain / r; which part comes through r?"
+    return None
+
+
+def _close(a: Tensor, b: Tensor) -> bool:
+    return a.shape == b.shape and torch.allclose(a, b, rtol=1e-9, atol=1e-12)

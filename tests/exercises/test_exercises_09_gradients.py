@@ -1,0 +1,88 @@
+"""The graders of 09_gradients accept right answers and say what is wrong with wrong ones."""
+
+import math
+
+import torch
+
+
+def score_gradients(q, k, d_scores):
+    return d_scores @ k / math.sqrt(q.shape[1]), d_scores.T @ q / math.sqrt(q.shape[1])
+
+
+def lost_transpose(q, k, d_scores):
+    scale = math.sqrt(q.shape[1])
+    return d_scores @ k / scale, d_scores @ q / scale
+
+
+def unscaled(q, k, d_scores):
+    return d_scores @ k, d_scores.T @ q
+
+
+def scaled_by_size(q, k, d_scores):
+    return d_scores @ k / q.shape[1], d_scores.T @ q / q.shape[1]
+
+
+def swapped(q, k, d_scores):
+    return tuple(reversed(score_gradients(q, k, d_scores)))
+
+
+def parts(x, gain, dy, eps):
+    r = (x.pow(2).mean(-1, keepdim=True) + eps).sqrt()
+    n, dn = x / r, dy * gain
+    return r, n, dn, (dn * n).mean(-1, keepdim=True)
+
+
+def norm_gradients(x, gain, dy, eps):
+    r, n, dn, along = parts(x, gain, dy, eps)
+    return (dn - n * along) / r, (dy * n).sum(0)
+
+
+def with_dx(make):
+    def answer(x, gain, dy, eps):
+        r, n, dn, along = parts(x, gain, dy, eps)
+        return make(x, r, n, dn, along, dy), (dy * n).sum(0)
+
+    return answer
+
+
+def with_gain(make):
+    def answer(x, gain, dy, eps):
+        n = parts(x, gain, dy, eps)[1]
+        return norm_gradients(x, gain, dy, eps)[0], make(x, n, dy)
+
+    return answer
+
+
+RIGHT = {"09_gradients.1": score_gradients, "09_gradients.2": norm_gradients}
+WRONG = [
+    ("09_gradients.1", lost_transpose, "transpose"),
+    ("09_gradients.1", unscaled, "divided by sqrt(D)"),
+    ("09_gradients.1", scaled_by_size, "not by D"),
+    ("09_gradients.1", swapped, "dq is wrong"),
+    ("09_gradients.2", with_dx(lambda x, r, n, dn, a, dy: dn / r), "through it"),
+    (
+        "09_gradients.2",
+        with_dx(lambda x, r, n, dn, a, dy: (dy - n * (dy * n).mean(-1, keepdim=True)) / r),
+        "gain is missing",
+    ),
+    (
+        "09_gradients.2",
+        with_dx(lambda x, r, n, dn, a, dy: (dn - n * a * x.shape[1]) / r),
+        "times too large",
+    ),
+    ("09_gradients.2", with_dx(lambda x, r, n, dn, a, dy: (dn + n * a) / r), "wrong sign"),
+    ("09_gradients.2", with_dx(lambda x, r, n, dn, a, dy: dn), "dx is wrong"),
+    ("09_gradients.2", with_gain(lambda x, n, dy: (dy * n).mean(0)), "not a mean"),
+    ("09_gradients.2", with_gain(lambda x, n, dy: (dy * x).sum(0)), "not with x"),
+    ("09_gradients.2", with_gain(lambda x, n, dy: dy * n), "yours have"),
+]
+
+
+def test_the_solution_is_autograds():
+    x, dy = torch.randn(2, 3, 5, dtype=torch.float64)
+    gain = torch.rand(5, dtype=torch.float64)
+    x.requires_grad_(), gain.requires_grad_()
+    y = gain * x / (x.pow(2).mean(-1, keepdim=True) + 0.1).sqrt()
+    found = norm_gradients(x, gain, dy, 0.1)
+    for ours, theirs in zip(found, torch.autograd.grad(y, (x, gain), dy), strict=True):
+        torch.testing.assert_close(ours, theirs)
