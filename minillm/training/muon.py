@@ -1,4 +1,4 @@
-"""Muon for the matrices of the layers and AdamW for the rest, as one optimizer (deeper/09_optimizers)."""
+"""Muon for matrices and AdamW for the rest, as one optimizer (deeper/09_optimizers)."""
 
 # Built from notebooks/deeper/09_optimizers.ipynb: edit there, then make build.
 
