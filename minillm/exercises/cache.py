@@ -304,7 +304,7 @@ class _Summed:
         return torch.stack([sums, sums.sin(), sums.cos()], dim=-1)[None]  # (1, T, 3)
 
 
-CHATS = (
+CHATS: tuple[tuple[list[int], list[int]], ...] = (
     ([], [4, 7, 2]),
     ([4, 7, 2], [4, 7, 2, 8, 5]),
     ([4, 7, 2, 8, 5], [4, 7, 6, 8, 5, 1]),

@@ -49,7 +49,7 @@ def _ignorance(answer: Callable[[int, int], float]) -> str | None:
     return None
 
 
-LEFT = [
+LEFT: list[tuple[list[tuple[str, ...]], tuple[str, ...]]] = [
     ([("fox",), ("owl",), ("ox",)], ("owl",)),
     ([("a", "fox"), ("an", "owl"), ("an", "ox"), ("a", "red", "panda")], ("an", "ox")),
     ([("a", "fox"), ("an", "owl"), ("an", "ox"), ("a", "red", "panda")], ("a", "red", "panda")),

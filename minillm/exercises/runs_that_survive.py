@@ -172,12 +172,16 @@ def _replace_file(answer: Any) -> str | None:
             (b"old", b"the new content", True),
             (None, b"first" * 50_000, False),
         ):
-            for left in Path(name).iterdir():
-                left.unlink()
+            for present in Path(name).iterdir():
+                present.unlink()
             if old is not None:
                 path.write_bytes(old)
             disk = _Disk(path, old, new, unplug)
-            patches = {"fsync": disk.fsync, "replace": disk.rename, "rename": disk.rename}
+            patches: dict[str, Any] = {
+                "fsync": disk.fsync,
+                "replace": disk.rename,
+                "rename": disk.rename,
+            }
             returned: Any = None
             try:
                 with patch.multiple(os, **patches):

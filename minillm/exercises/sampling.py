@@ -137,7 +137,8 @@ def _batch(
     seed: int, count: int, max_new: int, end: int, *, named: bool, remove: bool
 ) -> list[list[int]]:
     """The rows of a batch; not `named` or with `remove`, one of the two planted mistakes."""
-    sampler, rows, live = Sampler(seed=seed), [[] for _ in range(count)], list(range(count))
+    sampler, live = Sampler(seed=seed), list(range(count))
+    rows: list[list[int]] = [[] for _ in range(count)]
     for _ in range(max_new):
         if not live:
             break

@@ -4,6 +4,7 @@ import itertools
 import json
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -239,7 +240,7 @@ def _find_the_mistakes(answer: Callable[[nn.Module, Any, Batches], float]) -> st
         return "no parameter has moved: is there a gradient when optimizer.step() is called?"
     for count in range(len(MISTAKES) + 1):
         for mistakes in itertools.combinations(MISTAKES, count):
-            weights, wanted = run(lambda *given, m=mistakes: _loop(*given, m))
+            weights, wanted = run(partial(_loop, mistakes=mistakes))
             if not _close(found, weights):
                 continue
             if mistakes:
@@ -272,7 +273,8 @@ def _epochs(answer: Any, length: int) -> str | None:
     place = {token: i for i, token in enumerate(tokens.tolist())}
     windows = (length - 1) // 10
     make = lambda seed=0: answer(tokens, 3, 10, seed)  # noqa: E731
-    source, seen = make(), []
+    source = make()
+    seen: list[Any] = []
     while len(seen) < 3 * windows:
         try:
             batch = next(source)
