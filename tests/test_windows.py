@@ -161,7 +161,10 @@ def test_a_text_file_is_trained_on_and_resumed(tmp_path, layout):
     options = ["--corpus", text, "--layout", layout, "--context-length", 40]
     run_code(code, "train", "--output-dir", out, *TRAIN, "--vocab-size", 290, *options)
     _, tokenizer = from_pretrained(out)
-    assert tokenizer.decode(tokenizer.encode("cats\r\nsat")) == "cats\r\nsat"
+    text_alone = tokenizer.encode("cats\r\nsat", add_special_tokens=False)
+    assert tokenizer.decode(text_alone) == "cats\r\nsat"
+    begin = [] if layout == "windows" else [tokenizer.bos_token_id]  # rows begin with the end token
+    assert tokenizer.encode("cats\r\nsat") == begin + text_alone
 
 
 @pytest.mark.parametrize("max_shard_bytes", [10**9, 20_000])
