@@ -10,11 +10,11 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-__all__ = ["MODULES", "Result", "check", "exercise", "grade", "names", "task"]
+__all__ = ["MODULES", "Result", "as_given", "check", "exercise", "grade", "names", "task"]
 
 MODULES = {
     "00": "basics",
@@ -63,6 +63,19 @@ def exercise(name: str, task: str, learnt: str = "") -> Callable[[Grader], Grade
         return grader
 
     return register
+
+
+def as_given(answer: Any, questions: Mapping[Any, Any]) -> dict[Any, Any] | None:
+    """A dictionary of predictions, or a function's that returns it; None if its keys are others.
+
+    Raises: Unsolved if nothing is filled in: all values are still `...`.
+    """
+    answer = answer() if callable(answer) else answer
+    if not isinstance(answer, dict) or answer.keys() != questions.keys():
+        return None
+    if all(value is ... for value in answer.values()):
+        raise Unsolved
+    return answer
 
 
 def names(notebook: str) -> list[str]:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from minillm.exercises import Unsolved, exercise
+from minillm.exercises import as_given, exercise
 
 
 def close(ours: Tensor, expected: Tensor, tolerance: float = 1e-5) -> bool:
@@ -130,11 +130,8 @@ PREDICTIONS: dict[str, tuple[int, str]] = {
     "a difference of 9 in scores is a factor of 8,000 in weights: softmax picks a winner",
 )
 def _predictions(answer: Any) -> str | None:
-    answer = answer() if callable(answer) else answer
-    if not isinstance(answer, dict) or answer.keys() != PREDICTIONS.keys():
+    if (answer := as_given(answer, PREDICTIONS)) is None:
         return "the answer is a dictionary with the seven questions as keys, as it was given"
-    if all(value is ... for value in answer.values()):
-        raise Unsolved
     filled = {question: value for question, value in answer.items() if value is not ...}
     for question, value in filled.items():
         if not isinstance(value, int | float):

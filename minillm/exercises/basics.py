@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from minillm.exercises import Unsolved, exercise
+from minillm.exercises import as_given, exercise
 
 SHAPES: dict[str, tuple[int, ...] | str] = {
     "x[0]": (3, 4),
@@ -36,11 +36,8 @@ HINTS = {
     "an index removes a direction, a slice keeps it, size 1 is stretched, the middle disappears",
 )
 def shapes(answer: Any) -> str | None:
-    answer = answer() if callable(answer) else answer
-    if not isinstance(answer, dict) or answer.keys() != SHAPES.keys():
+    if (answer := as_given(answer, SHAPES)) is None:
         return "the answer is a dictionary with the seven expressions as keys, as it was given"
-    if all(value is ... for value in answer.values()):
-        raise Unsolved
     for key, value in answer.items():
         if value is ...:
             return f"{key} is not filled in yet"

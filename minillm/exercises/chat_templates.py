@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from minillm.exercises import Unsolved, exercise
+from minillm.exercises import as_given, exercise
 
 _TALKS: tuple[list[tuple[str, str]], ...] = (
     [("user", "Who lived here?")],
@@ -77,11 +77,8 @@ _HINTS = (
     "values, loops, conditions and white space: that is all that most chat templates use",
 )
 def _written(answer: Any) -> str | None:
-    answer = answer() if callable(answer) else answer
-    if not isinstance(answer, dict) or answer.keys() != WRITTEN.keys():
+    if (answer := as_given(answer, WRITTEN)) is None:
         return "the answer is a dictionary with the six templates as keys, as it was given"
-    if all(value is ... for value in answer.values()):
-        raise Unsolved
     right = [template for template, text in WRITTEN.items() if answer[template] == text]
     for (template, text), hint in zip(WRITTEN.items(), _HINTS, strict=True):
         value = answer[template]

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from minillm.exercises import Unsolved, exercise
+from minillm.exercises import Unsolved, as_given, exercise
 
 
 def _fit(lengths: list[int], width: int, choose: Callable[[list[int]], int]) -> list[list[int]]:
@@ -199,11 +199,8 @@ _SLIPS: dict[str, list[tuple[float, str]]] = {
     "random windows leave e to the minus epochs unseen; packing turned half padding into none",
 )
 def _shares(answer: Any) -> str | None:
-    answer = answer() if callable(answer) else answer
-    if not isinstance(answer, dict) or answer.keys() != SHARES.keys():
+    if (answer := as_given(answer, SHARES)) is None:
         return "the answer is a dictionary with the four keys, as it was given"
-    if all(value is ... for value in answer.values()):
-        raise Unsolved
     for name, wanted in SHARES.items():
         value = answer[name]
         if value is ...:

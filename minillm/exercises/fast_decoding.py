@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from minillm.config import ModelConfig
-from minillm.exercises import Unsolved, exercise
+from minillm.exercises import as_given, exercise
 
 
 def _numbers(c: ModelConfig, context: int) -> dict[str, int]:
@@ -143,11 +143,8 @@ WHY = {
     "one compilation for each set of shapes: keep the shapes, and it is compiled once",
 )
 def _compilations(answer: Any) -> str | None:
-    answer = answer() if callable(answer) else answer
-    if not isinstance(answer, Mapping) or answer.keys() != COMPILATIONS.keys():
+    if (answer := as_given(answer, COMPILATIONS)) is None:
         return "the answer is a dictionary with the five cases as keys, as it was given"
-    if all(value is ... for value in answer.values()):
-        raise Unsolved
     for case, value in answer.items():
         if value is ...:
             return f"{case}: not filled in yet"

@@ -10,7 +10,7 @@ from functools import cache
 from itertools import pairwise
 from typing import Any
 
-from minillm.exercises import Unsolved, exercise
+from minillm.exercises import as_given, exercise
 from minillm.ngram import BEGIN, END, NGramModel, bits_per_byte, word_pieces
 from minillm.stories.language import StoryLanguage
 
@@ -143,11 +143,8 @@ PREDICTIONS: dict[str, tuple[float, str]] = {
     "what a model has forgotten it must guess, and each guess between two costs a bit",
 )
 def predictions(answer: Any) -> str | None:
-    answer = answer() if callable(answer) else answer
-    if not isinstance(answer, dict) or answer.keys() != PREDICTIONS.keys():
+    if (answer := as_given(answer, PREDICTIONS)) is None:
         return "the answer is a dictionary with the seven questions as keys, as it was given"
-    if all(value is ... for value in answer.values()):
-        raise Unsolved
     for question, value in answer.items():
         if value is ...:
             return f"not filled in yet: {question}"

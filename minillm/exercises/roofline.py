@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from minillm.exercises import Unsolved, exercise
+from minillm.exercises import as_given, exercise
 
 INTENSITY = {
     "1 text, float32": 0.5,
@@ -23,11 +23,8 @@ INTENSITY = {
     "whatever shares one reading of the weights raises the intensity: texts, tokens, fewer bytes",
 )
 def _intensity(answer: Any) -> str | None:
-    answer = answer() if callable(answer) else answer
-    if not isinstance(answer, dict) or answer.keys() != INTENSITY.keys():
+    if (answer := as_given(answer, INTENSITY)) is None:
         return "the answer is a dictionary with the five cases as keys, as it was given"
-    if all(value is ... for value in answer.values()):
-        raise Unsolved
     for case, wanted in INTENSITY.items():
         value = answer[case]
         if value is ...:

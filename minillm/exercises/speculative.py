@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from minillm.exercises import Unsolved, exercise
+from minillm.exercises import exercise
+from minillm.exercises.sampling import wrong_number
 
 PAIRS = (
     ([0.5, 0.3, 0.16, 0.02, 0.02], [0.05, 0.15, 0.2, 0.3, 0.3]),
@@ -79,21 +80,7 @@ PREDICTIONS: dict[str, tuple[float, str]] = {
     "the overlap says how fast, and what comes out is p, whatever the draft is",
 )
 def predictions(answer: Any) -> str | None:
-    answer = answer() if callable(answer) else answer
-    if not isinstance(answer, dict) or answer.keys() != PREDICTIONS.keys():
-        return "the answer is a dictionary with the six questions as keys, as it was given"
-    if all(value is ... for value in answer.values()):
-        raise Unsolved
-    for key, value in answer.items():
-        if value is ...:
-            return f"{key!r} is not filled in yet"
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            return f"{key!r}: write a number, not {value!r}"
-    wrong = [key for key, (right, _) in PREDICTIONS.items() if abs(answer[key] - right) > 0.006]
-    if not wrong:
-        return None
-    done, (_, hint) = len(PREDICTIONS) - len(wrong), PREDICTIONS[wrong[0]]
-    return f"right so far: {done} of 6; look at {wrong[0]!r} again: {hint}"
+    return wrong_number(answer, PREDICTIONS, "six")
 
 
 def _speed(a: float, K: int, c: float) -> float:
