@@ -334,9 +334,7 @@ def _resumes(make: Callable[[], Any]) -> str | None:
         next(other)
         other.load_state_dict(state)
         if [next(other)[0].tolist() for _ in range(5)] != expected:
-            return (
-                f"after batch {taken}, a source that loads the state goes on with other windows"
-            )
+            return f"after batch {taken}, a source that loads the state goes on with other windows"
     return None
 
 
