@@ -186,8 +186,8 @@ def _repeats_with(ids: list[int], token: int, n: int) -> bool:
     "10.4",
     "lora(linear, rank, alpha) returns a module that gives linear(x) + alpha / rank * B A x; A "
     "(rank, in) and B (out, rank) are learned, linear is not, and at first nothing must change",
-    "two thin matrices teach a frozen one: one of them begins at zero, not both, and gradients still "
-    "pass through",
+    "two thin matrices teach a frozen one: one of them begins at zero, not both, and gradients "
+    "still pass through",
 )
 def _lora(answer: Callable[[nn.Linear, int, float], nn.Module]) -> str | None:
     torch.manual_seed(0)
