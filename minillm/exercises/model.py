@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -46,6 +47,7 @@ def _count(answer: Callable[[ModelConfig], int]) -> str | None:
             -2 * L * C: "the two norms of each layer are missing",
             V * C if c.tie_word_embeddings else -V * C: "tie_word_embeddings decides whether the "
             "head has a matrix of its own or shares the embedding's",
+            2 * L * D: "a Llama has no norms on queries and keys",
             -L * C * F: "a gated block has three matrices: gate, up and down",
         }
         if (reason := reasons.get(found - right)) is not None:
@@ -91,8 +93,12 @@ def _choose(answer: Callable[[CausalLM, list[int], list[list[int]]], int]) -> st
         prompt, answers = draw(5), [draw(n) for n in (2, 3, 5, 3)]
         scores = [_continuation(model, prompt, a) for a in answers]
         found = answer(model, list(prompt), [list(a) for a in answers])
-        if not isinstance(found, int) or not 0 <= found < 4:
+        try:
+            found = operator.index(found)
+        except TypeError:
             return f"an index from 0 to 3 is asked, not {found!r}"
+        if not 0 <= found < 4:
+            return f"an index from 0 to 3 is asked, not {found}"
         shifted = [_continuation(model, prompt, a, shift=0) for a in answers]
         means = [s / len(a) for s, a in zip(scores, answers, strict=True)]
         both = [s / len(a) for s, a in zip(shifted, answers, strict=True)]
@@ -180,7 +186,8 @@ def _repeats_with(ids: list[int], token: int, n: int) -> bool:
     "10.4",
     "lora(linear, rank, alpha) returns a module that gives linear(x) + alpha / rank * B A x; A "
     "(rank, in) and B (out, rank) are learned, linear is not, and at first nothing must change",
-    "two thin matrices teach a frozen one: A random, B zero, and gradients still pass through",
+    "two thin matrices teach a frozen one: one of them begins at zero, not both, and gradients "
+    "still pass through",
 )
 def _lora(answer: Callable[[nn.Linear, int, float], nn.Module]) -> str | None:
     torch.manual_seed(0)
@@ -198,7 +205,7 @@ def _lora(answer: Callable[[nn.Linear, int, float], nn.Module]) -> str | None:
     if shapes != [(2, 12), (7, 2)]:
         return f"what trains should be A (2, 12) and B (7, 2), not {shapes}"
     down, up = sorted(free, key=lambda p: tuple(p.shape))
-    if not down.any():
+    if not (down.any() or up.any()):
         return "A is zero as well as B: then neither ever gets a gradient"
     x.requires_grad_()
     given = torch.autograd.grad(module(x).sum(), x, allow_unused=True)[0]
@@ -208,12 +215,13 @@ def _lora(answer: Callable[[nn.Linear, int, float], nn.Module]) -> str | None:
             "(requires_grad_(False)), not the product (no_grad, detach)"
         )
     with torch.no_grad():
+        down.copy_(torch.randn(2, 12))
         up.copy_(torch.randn(7, 2))
         change, wanted = module(x) - frozen(x), x @ down.T @ up.T
     if torch.allclose(change, wanted, atol=1e-5):
         return "the update is not scaled: alpha / rank = 3 here"
     if not torch.allclose(change, 3.0 * wanted, atol=1e-5):
-        return "after a change of B the module should give linear(x) + alpha / rank * B A x"
+        return "after a change of A and B the module should give linear(x) + alpha / rank * B A x"
     return _trains(answer)
 
 
@@ -305,8 +313,8 @@ _SLIPS = {
 
 @exercise(
     "10.5",
-    "weights are named as in model.state_dict(); write the thirty lines as one function, layer "
-    "after layer, ids (B, T) to logits (B, T, V)",
+    "weights are named as in model.state_dict() of a Llama; write the thirty lines as one "
+    "function, layer after layer, ids (B, T) to logits (B, T, V)",
     "you have written a language model from nothing but its weights",
 )
 def _forward(answer: Callable[[ModelConfig, dict[str, Tensor], Tensor], Tensor]) -> str | None:

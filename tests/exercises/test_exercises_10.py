@@ -22,6 +22,10 @@ def count_without_norms(c):
     return count(c, norms=False)
 
 
+def count_as_qwen3(c):
+    return count(c) + 2 * c.num_hidden_layers * c.head_dim
+
+
 def count_head_twice(c):
     return count(c, head=False)
 
@@ -64,6 +68,7 @@ class Lora(nn.Module):
         frozen=True,
         scaled=True,
         zero_a=False,
+        random_b=False,
         one_b=False,
         cut=False,
     ):
@@ -73,6 +78,8 @@ class Lora(nn.Module):
         size = 0.0 if zero_a else linear.in_features**-0.5
         self.a = nn.Parameter(size * torch.randn(rank, linear.in_features))
         self.b = nn.Parameter(torch.full((linear.out_features, rank), 1.0 if one_b else 0.0))
+        if random_b:
+            nn.init.normal_(self.b)
 
     def forward(self, x):
         with torch.set_grad_enabled(not self.cut):
@@ -150,6 +157,7 @@ WRONG = [
     ("10.1", count_as_mha, "only num_key_value_heads heads"),
     ("10.1", count_without_norms, "the norms have weights too"),
     ("10.1", count_head_twice, "shares the embedding's"),
+    ("10.1", count_as_qwen3, "no norms on queries and keys"),
     ("10.1", lambda c: 12, "12 instead of"),
     ("10.2", lambda m, p, a: choose(m, p, a, shift=0), "read one place earlier"),
     ("10.2", lambda m, p, a: choose(m, p, a, mean=True), "prefers long answers"),
@@ -160,6 +168,7 @@ WRONG = [
         "not only the first",
     ),  # other digits
     ("10.2", lambda m, p, a: 7, "an index from 0 to 3"),
+    ("10.2", lambda m, p, a: [1.0, 2.0, 0.5, 0.1], "an index from 0 to 3"),
     ("10.2", lambda m, p, a: choose(m, p, a, shift=0, mean=True), "both mistakes"),
     ("10.3", lambda n: lambda logits, previous: logits.argmax(-1), "for the second time"),
     ("10.3", lambda n: no_repeats(n, whole=True), "is not the best allowed one"),
@@ -192,3 +201,7 @@ def test_other_right_answers_are_right():
     from minillm.exercises import grade
 
     assert grade("10.4", LoraInside).status == "correct"
+    other_way_round = grade("10.4", lambda *a: Lora(*a, zero_a=True, random_b=True))
+    assert other_way_round.status == "correct", other_way_round.message
+    as_tensor = grade("10.2", lambda m, p, a: torch.tensor(choose(m, p, a)))
+    assert as_tensor.status == "correct", as_tensor.message
