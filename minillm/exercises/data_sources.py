@@ -6,7 +6,7 @@ import json
 import math
 import random
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from minillm.exercises import Unsolved, as_given, exercise
@@ -30,7 +30,42 @@ def _next_fit(lengths: list[int], width: int) -> list[list[int]]:
         if sum(rows[-1]) + n > width:
             rows.append([])
         rows[-1].append(n)
-    return rows
+    return [row for row in rows if row]
+
+
+def _falling(lengths: list[int]) -> list[int]:
+    return sorted(lengths, reverse=True)
+
+
+def _in_order(rows: Iterable[Iterable[int]]) -> list[list[int]]:
+    return [sorted(row, reverse=True) for row in rows]
+
+
+OTHER_WAYS: list[tuple[Callable[[list[int], int], list[list[int]]], str]] = [
+    (lambda x, w: _fit(x, w, lambda sums: 0), "in the order given; take the longest first"),
+    (lambda x, w: _fit(sorted(x), w, lambda sums: 0), "the shortest first; take the longest"),
+    (
+        lambda x, w: _fit(_falling(x), w, lambda sums: sums.index(max(sums))),
+        "that is best fit, into the fullest row; asked is the first that has room",
+    ),
+    (
+        lambda x, w: _fit(_falling(x), w, lambda sums: sums.index(min(sums))),
+        "that is the emptiest row; asked is the first that has room",
+    ),
+    (
+        lambda x, w: _fit(_falling(x), w, lambda sums: -1),
+        "that is the last row that has room; asked is the first",
+    ),
+    (
+        lambda x, w: _fit(_falling(x), w - 1, lambda sums: 0),
+        "a row may be filled to its last place",
+    ),
+    (
+        lambda x, w: _next_fit(_falling(x), w),
+        "only the last row was looked at; earlier ones have room",
+    ),
+    (_next_fit, "only the last row was looked at, and nothing was sorted"),
+]
 
 
 @exercise(
@@ -60,24 +95,14 @@ def _first_fit(answer: Callable[[list[int], int], list[list[int]]]) -> str | Non
             return f"{case}: the row {full[0]} has {sum(full[0])}, more than fit"
         if [] in found:
             return f"{case}: there is an empty row"
-        falling = sorted(lengths, reverse=True)
-        want = _fit(falling, width, lambda sums: 0)
-        shown = [sorted(row, reverse=True) for row in found]
+        want = _fit(_falling(lengths), width, lambda sums: 0)
+        shown = _in_order(found)
         if shown == want:
             continue
         if sorted(shown) == sorted(want):
             return f"{case}: the rows stand in the order in which they were opened, {want}"
-        for wrong, hint in (
-            (_fit(lengths, width, lambda sums: 0), "in the order given; take the longest first"),
-            (_fit(sorted(lengths), width, lambda sums: 0), "the shortest first; take the longest"),
-            (
-                _fit(falling, width, lambda sums: sums.index(max(sums))),
-                "that is best fit, into the fullest row; asked is the first that has room",
-            ),
-            (_next_fit(falling, width), "only the last row was looked at; earlier ones have room"),
-            (_next_fit(lengths, width), "only the last row was looked at, and nothing was sorted"),
-        ):
-            if shown == [sorted(row, reverse=True) for row in wrong]:
+        for other, hint in OTHER_WAYS:
+            if all(_in_order(answer(list(x), w)) == _in_order(other(x, w)) for x, w in cases):
                 return f"{case}: {hint}"
         return f"{case}: first fit gives {want}, yours are {found}"
     return None
@@ -112,7 +137,10 @@ class _Counting:
 )
 def _shuffled(answer: Any) -> str | None:
     def take(source: Any, count: int) -> list[int]:
-        return [int(next(source)) for _ in range(count)]
+        items = [next(source) for _ in range(count)]
+        if None in items or ... in items:
+            raise Unsolved
+        return [int(n) for n in items]
 
     stream = _Counting()
     seen = take(answer(stream, 10, 0), 30)
@@ -162,7 +190,9 @@ def _shuffled(answer: Any) -> str | None:
                 return (
                     f"{case}; {missing[0]} was in the buffer and never comes: the place is too far"
                 )
-            return f"{case} instead of {expected[:4]}"
+            return (
+                f"{case} instead of {expected[:4]}: what decides the order is not all in the state"
+            )
     return None
 
 

@@ -46,6 +46,8 @@ def _combine(answer: Callable[[list[Tensor], list[int]], Tensor]) -> str | None:
             return f"counts {counts}: means were added up; each had been divided by its own count"
         if close(summed):
             return f"counts {counts}: this is the gradient of the sum, {total} times the mean's"
+        if close(summed / len(counts)):
+            return f"counts {counts}: divide by the number of targets, not by that of processes"
         if close(summed / max(counts)):
             return f"counts {counts}: divide by the targets of all processes, not by the most"
         if close(plain / total):

@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
 
 from minillm.exercises import exercise
 
@@ -20,18 +21,23 @@ def _step(
         g = g + decay * p
     m = beta1 * m + (1 - beta1) * g
     v = beta2 * v + (1 - beta2) * (g if slip.get("no_square") else g**2)
-    plain = slip.get("uncorrected")
-    m_hat, v_hat = (m, v) if plain else (m / (1 - beta1**t), v / (1 - beta2**t))
+    plain, late = slip.get("uncorrected"), t + bool(slip.get("from_zero"))
+    m_hat, v_hat = (m, v) if plain else (m / (1 - beta1**late), v / (1 - beta2**late))
     root = (v_hat + eps).sqrt() if slip.get("eps_inside") else v_hat.sqrt() + eps
     new = p - rate * m_hat / root
     if slip.get("decay_alone"):
         return new - decay * p, m, v
-    return new if slip.get("decay_inside") else new - rate * decay * p, m, v
+    if slip.get("decay_after"):
+        return new - rate * decay * new, m, v
+    return new if {"decay_inside", "no_decay"} & slip.keys() else new - rate * decay * p, m, v
 
 
 SLIPS = {
     "decay_inside": "the decay is inside of what is divided: that is Adam; shrink p by itself",
     "decay_alone": "the decay is multiplied with the rate too",
+    "decay_after": "what decays is the old p, before the step",
+    "no_decay": "p shrinks as well, by a small share of itself; see the section on decay",
+    "from_zero": "the first step is t = 1, so the corrections need no t + 1",
     "uncorrected": "m and v began at zero; divide by 1 - beta ** t to undo that",
     "eps_inside": "eps stands outside of the root",
 }
@@ -85,6 +91,10 @@ def _make_alike(answer: Callable[[Tensor], Tensor]) -> str | None:
             return f"for a matrix of {shape} your answer raised RuntimeError: {error}"
         if found.shape != M.shape:
             return f"for a matrix of {shape} the result has the same shape, not {(*found.shape,)}"
+        if found.dtype != M.dtype:
+            return f"the result has the type of the matrix, {M.dtype}, not {found.dtype}"
+        if not found.isfinite().all():
+            return "large singular values grow without bound: divide by the norm first"
         U, S, Vt = torch.linalg.svd(M, full_matrices=False)
         inside = U.T @ found @ Vt.T
         values = inside.diagonal()
@@ -99,6 +109,10 @@ def _make_alike(answer: Callable[[Tensor], Tensor]) -> str | None:
             return f"for a matrix of {shape} the singular values end at {listed}: five steps?"
     if not torch.equal(answer(torch.zeros(2, 3)), torch.zeros(2, 3)):
         return "a matrix of zeros has no direction: return zeros, not nan"
+    with FlopCounterMode(display=False) as counter:
+        answer(torch.ones(64, 2))
+    if counter.get_total_flops() > 5 * 3 * 2 * 64 * 64 * 2:
+        return "right, but for a tall matrix your A has as many rows as the matrix; use the smaller"
     return None
 
 

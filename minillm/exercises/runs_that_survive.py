@@ -136,7 +136,7 @@ class _Disk:
         source, target = Path(source), Path(target)
         self.look()
         if target == self.path:
-            if source.parent.resolve() != self.path.parent.resolve():
+            if not source.resolve().is_relative_to(self.path.parent.resolve()):
                 self.finding = self.finding or (
                     f"the new file lies in {source.parent.name}, which may be another disk: there, "
                     "a rename is refused or copies; write beside the old one"

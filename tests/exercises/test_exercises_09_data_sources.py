@@ -65,6 +65,28 @@ def best_fit(lengths, width):
     return rows
 
 
+def last_fit(lengths, width):
+    rows = []
+    for n in sorted(lengths, reverse=True):
+        fits = [row for row in rows if sum(row) + n <= width]
+        if fits:
+            fits[-1].append(n)
+        else:
+            rows.append([n])
+    return rows
+
+
+def worst_fit(lengths, width):
+    rows = []
+    for n in sorted(lengths, reverse=True):
+        fits = [row for row in rows if sum(row) + n <= width]
+        if fits:
+            min(fits, key=sum).append(n)
+        else:
+            rows.append([n])
+    return rows
+
+
 def too_full(lengths, width):
     return first_fit(lengths, width + 1)
 
@@ -143,6 +165,11 @@ class Unseeded(Shuffled):
         random.shuffle(self.buffer)
 
 
+class ForgetsNumber(Shuffled):
+    def load_state_dict(self, state):
+        super().load_state_dict({**state, "number": 0})
+
+
 class PlaceOfTheStream(Shuffled):
     """Keeps where the stream stands now: what is left in the buffer is lost."""
 
@@ -199,6 +226,9 @@ WRONG = [
     ("09_data_sources.1", lambda n, w: unsorted(sorted(n), w), "shortest first"),
     ("09_data_sources.1", last_row_only, "only the last row was looked at"),
     ("09_data_sources.1", best_fit, "that is best fit"),
+    ("09_data_sources.1", last_fit, "the last row that has room"),
+    ("09_data_sources.1", worst_fit, "the emptiest row"),
+    ("09_data_sources.1", lambda n, w: first_fit(n, w - 1), "filled to its last place"),
     ("09_data_sources.1", too_full, "more than fit"),
     ("09_data_sources.1", cuts, "uncut"),
     ("09_data_sources.1", sorts_in_place, "changes the list"),
@@ -214,6 +244,7 @@ WRONG = [
     ("09_data_sources.2", Drops, "is missing"),
     ("09_data_sources.2", Everything, "the first 10 items are 0 to 9"),
     ("09_data_sources.2", Ahead, "no more than 10"),
+    ("09_data_sources.2", ForgetsNumber, "which came before"),
     ("09_data_sources.2", NotPlain, "not plain data"),
     ("09_data_sources.3", {**SHARES, UNSEEN: 0.37}, "after one epoch's length"),
     ("09_data_sources.3", {**SHARES, UNSEEN: 0.86}, "share that was seen"),
@@ -237,3 +268,12 @@ WRONG = [
 )
 def test_other_right_answers(name, answer):
     assert grade(name, answer).status == "correct", grade(name, answer).message
+
+
+def test_a_class_of_empty_methods_is_unsolved():
+    class Stub:
+        def __init__(self, stream, size, seed): ...
+
+        def __next__(self): ...
+
+    assert grade("09_data_sources.2", Stub).status == "unsolved"

@@ -26,6 +26,27 @@ def swapped(q, k, d_scores):
     return tuple(reversed(score_gradients(q, k, d_scores)))
 
 
+def through_softmax(q, k, d_scores):
+    p = (q @ k.T / math.sqrt(q.shape[1])).softmax(-1)
+    return score_gradients(q, k, p * (d_scores - (p * d_scores).sum(-1, keepdim=True)))
+
+
+def autograd_scores(q, k, d_scores):
+    q, k = q.requires_grad_(), k.requires_grad_()
+    return torch.autograd.grad(q @ k.T / math.sqrt(q.shape[1]), (q, k), d_scores)
+
+
+def autograd_norm(x, gain, dy, eps):
+    with torch.enable_grad():
+        x, gain = x.requires_grad_(), gain.requires_grad_()
+        y = torch.nn.functional.rms_norm(x, gain.shape, gain, eps)
+        return torch.autograd.grad(y, (x, gain), dy)
+
+
+def without_eps(x, gain, dy, eps):
+    return norm_gradients(x, gain, dy, 0.0)
+
+
 def parts(x, gain, dy, eps):
     r = (x.pow(2).mean(-1, keepdim=True) + eps).sqrt()
     n, dn = x / r, dy * gain
@@ -59,6 +80,16 @@ WRONG = [
     ("09_gradients.1", unscaled, "divided by sqrt(D)"),
     ("09_gradients.1", scaled_by_size, "not by D"),
     ("09_gradients.1", swapped, "dq is wrong"),
+    ("09_gradients.1", through_softmax, "once too often"),
+    ("09_gradients.1", autograd_scores, "autograd is switched off"),
+    ("09_gradients.1", lambda q, k, d: d @ k / math.sqrt(q.shape[1]), "two tensors"),
+    ("09_gradients.2", autograd_norm, "autograd is switched off"),
+    ("09_gradients.2", without_eps, "under the root"),
+    (
+        "09_gradients.2",
+        with_dx(lambda x, r, n, dn, a, dy: dn / r - x * (dn * x).mean(-1, keepdim=True) / r**2),
+        "one r too few",
+    ),
     ("09_gradients.2", with_dx(lambda x, r, n, dn, a, dy: dn / r), "through it"),
     (
         "09_gradients.2",

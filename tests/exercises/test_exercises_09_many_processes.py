@@ -33,6 +33,7 @@ WRONG = [
     ("09_many_processes.1", lambda g, n: combine(g, n) * sum(n), "gradient of the sum"),
     ("09_many_processes.1", lambda g, n: combine(g, n) * sum(n) / max(n), "not by the most"),
     ("09_many_processes.1", lambda g, n: sum(g) / sum(n), "already divided"),
+    ("09_many_processes.1", lambda g, n: combine(g, n) * sum(n) / len(n), "not by that of"),
     ("09_many_processes.1", lambda g, n: g[0], "not the gradient of the mean"),
     ("09_many_processes.1", lambda g, n: torch.stack(g), "shape of one gradient"),
     ("09_many_processes.1", lambda g, n: 0.5, "shape of one gradient"),

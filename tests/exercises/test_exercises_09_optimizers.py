@@ -19,7 +19,8 @@ def adamw_step(p, g, m, v, t, rate, beta1, beta2, eps, decay, **slip):
     if slip.get("eps_inside"):
         root = (v_hat + eps).sqrt()
     shrink = decay * slip.get("shrink", rate) * (not slip.get("inside"))
-    return p - shrink * p - rate * m_hat / root, m, v
+    moved = p - rate * m_hat / root
+    return moved - shrink * (moved if slip.get("after") else p), m, v
 
 
 def slip(**how):
@@ -53,6 +54,10 @@ def old_m(p, g, m, v, *rest):
     return new, 0.2 * m + 0.8 * g, v_new
 
 
+def from_zero(p, g, m, v, t, *rest):
+    return adamw_step(p, g, m, v, t + 1, *rest)
+
+
 def plus(p, *rest):
     new, m, v = adamw_step(p, *rest)
     return 2 * p - new, m, v
@@ -66,6 +71,17 @@ def make_alike(M, steps=5, norm=torch.linalg.norm, turn=True):
         gram = X @ X.T
         X = A * X + (B * gram + C * gram @ gram) @ X
     return X.T if tall else X
+
+
+def other_side(M):
+    """The smaller A without a transpose: X times a polynomial of X^T X."""
+    if M.shape[0] <= M.shape[1]:
+        return make_alike(M)
+    X = M / torch.linalg.norm(M).clamp(min=1e-7)
+    for _ in range(5):
+        gram = X.T @ X
+        X = A * X + X @ (B * gram + C * gram @ gram)
+    return X
 
 
 def decomposed(M):
@@ -88,6 +104,9 @@ WRONG = [
     ("09_optimizers.1", slip(shrink=1.0), "multiplied with the rate"),
     ("09_optimizers.1", slip(uncorrected=True), "began at zero"),
     ("09_optimizers.1", slip(eps_inside=True), "outside of the root"),
+    ("09_optimizers.1", slip(after=True), "before the step"),
+    ("09_optimizers.1", slip(shrink=0.0), "p shrinks as well"),
+    ("09_optimizers.1", from_zero, "no t + 1"),
     ("09_optimizers.1", slip(power=4), "v is wrong"),
     ("09_optimizers.1", old_m, "m is wrong"),
     ("09_optimizers.1", in_place, "changes what it was given"),
@@ -99,12 +118,15 @@ WRONG = [
     ("09_optimizers.2", turned, "the same shape"),
     ("09_optimizers.2", torch.sign, "directions have turned"),
     ("09_optimizers.2", nan_for_zero, "not nan"),
+    ("09_optimizers.2", lambda M: make_alike(M, norm=lambda X: torch.ones(())), "by the norm"),
+    ("09_optimizers.2", lambda M: make_alike(M.float()), "type of the matrix"),
+    ("09_optimizers.2", lambda M: make_alike(M, turn=False), "use the smaller"),
 ]
 
 
 def test_other_right_answers():
     assert grade("09_optimizers.1", torchs).status == "correct"
-    assert grade("09_optimizers.2", lambda M: make_alike(M, turn=False)).status == "correct"
+    assert grade("09_optimizers.2", other_side).status == "correct"
 
 
 def test_the_package_makes_them_alike_in_the_same_way():

@@ -138,11 +138,17 @@ def no_flush(path, content):
 
 
 def elsewhere(path, content):
-    (path.parent / "spare").mkdir(exist_ok=True)
-    beside = path.parent / "spare" / "new"
-    replace_file(beside, content)
-    os.replace(beside, path)
-    (path.parent / "spare").rmdir()
+    with tempfile.TemporaryDirectory() as folder:
+        beside = Path(folder) / "new"
+        replace_file(beside, content)
+        os.replace(beside, path)
+
+
+def in_a_folder_beside(path, content):
+    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+        beside = Path(folder) / "new"
+        replace_file(beside, content)
+        os.replace(beside, path)
 
 
 def old_one_first(path, content):
@@ -200,7 +206,11 @@ WRONG = [
 
 @pytest.mark.parametrize(
     ("name", "answer"),
-    [("09_runs_that_survive.1", ThroughBytes), ("09_runs_that_survive.2", by_handle)],
+    [
+        ("09_runs_that_survive.1", ThroughBytes),
+        ("09_runs_that_survive.2", by_handle),
+        ("09_runs_that_survive.2", in_a_folder_beside),
+    ],
 )
 def test_other_right_answers(name, answer):
     from minillm.exercises import grade
