@@ -135,5 +135,5 @@ def test_one_damaged_line_among_many_is_found(damage):
         else:
             other = tokens[i + 1]
             values[token], values[other] = values[other], values[token]
-        with pytest.raises(ValueError, match="not listed|order of ids|no merge|not in the voc"):
+        with pytest.raises(ValueError, match=r"not listed|order of ids|no merge|not in the voc"):
             check_merges(values, changed)

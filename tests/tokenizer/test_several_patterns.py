@@ -222,5 +222,5 @@ def test_steps_that_we_cannot_follow_are_refused(step, tmp_path):
     del content["model"][DIGEST]
     content["pre_tokenizer"]["pretokenizers"].insert(1, step)
     (tmp_path / "tokenizer.json").write_text(json.dumps(content))
-    with pytest.raises(ValueError, match="not supported|should be true or false"):
+    with pytest.raises(ValueError, match=r"not supported|should be true or false"):
         BPETokenizer.load(tmp_path)
