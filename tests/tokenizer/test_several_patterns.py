@@ -27,7 +27,7 @@ from minillm.tokenizer.several_patterns import DEEPSEEK_V3_PATTERNS, SMOLLM_PATT
 KNOWN = {"smollm": SMOLLM_PATTERNS, "deepseek": DEEPSEEK_V3_PATTERNS}
 OTHER = {
     "leaves out": (r"\p{N}+", r"\p{L}+"),
-    "looks ahead": (r"\d{1,3}(?=(?:\d{3})*\b)", r"[^\n]+|\n+", GPT4_PATTERN),
+    "looks ahead": (r"\d{1,3}(?=(?:\d{3})*(?!\d))", r"[^\n]+|\n+", GPT4_PATTERN),
     "deepseek coder": ("[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", "[一-龥ࠀ-一가-퟿]+", r"\p{N}"),
     "empty matches": ("a*", r"(?=l)"),
 }
@@ -111,7 +111,7 @@ def test_special_tokens_are_found_before_any_pattern_cuts(both):
 
 
 @pytest.mark.parametrize("name", [*KNOWN, *OTHER])
-@settings(max_examples=800)
+@settings(max_examples=500)
 @given(text=texts)
 def test_words_are_those_of_tokenizers(name, text):
     patterns = KNOWN.get(name) or OTHER[name]
