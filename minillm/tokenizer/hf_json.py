@@ -95,7 +95,7 @@ def splits(token: Any, ranks: Mapping[Any, int]) -> list[tuple[Any, Any]]:
 
 
 def check_merges(
-    ranks: Mapping[Any, int], merges: Sequence[tuple[Any, Any]], *, whole_words: bool = False
+    ranks: Mapping[Any, int], merges: Sequence[Sequence[Any]], *, whole_words: bool = False
 ) -> None:
     """Make sure that merging by rank does what the listed merges do, in their order.
 
@@ -131,7 +131,7 @@ def check_merges(
                     break
                 right_rank, outer, _ = made[right]
         else:
-            made[token] = (rank, *pair)
+            made[token] = (rank, pair[0], pair[1])
     if len(made) < len(ranks):
         _merge_anew(ranks, merges, made, whole_words)
 
@@ -147,7 +147,7 @@ def _refuse_merge(left: Any, right: Any, ranks: Mapping[Any, int], last: int) ->
 
 def _merge_anew(
     ranks: Mapping[Any, int],
-    merges: Sequence[tuple[Any, Any]],
+    merges: Sequence[Sequence[Any]],
     made: Mapping[Any, Any],
     whole: bool,
 ) -> None:
@@ -161,7 +161,7 @@ def _merge_anew(
         found = unmade.keys() & zip(token, token[1:], token[2:], strict=False)
         if any(inside in token for begin in found for inside in unmade[begin]):
             doubtful.add(token)
-    listed, lower = defaultdict(set), {}
+    listed, lower = defaultdict(set), dict[Any, int]()
     for left, right in merges:
         if left + right in doubtful:
             listed[left + right].add((left, right))
