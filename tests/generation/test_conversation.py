@@ -191,7 +191,7 @@ def test_messages_may_be_changed_between_answers():
 def test_an_answer_that_was_stopped_is_in_the_conversation_as_it_was_shown():
     tokenizer = tokenizer_with()
     model = model_for(tokenizer, seed=2)
-    ids = tokenizer.encode("the cat 猫 sat <|im_") + [tokenizer.eos_token_id]
+    ids = [*tokenizer.encode("the cat 猫 sat <|im_"), tokenizer.eos_token_id]
     pieces = list(Conversation(model, tokenizer).ask("the 猫", sampler=Says(ids)))
     assert len(ids) > len(pieces) > 5 and "".join(pieces) == "the cat 猫 sat <|im_"
     for shown in range(len(pieces)):
@@ -379,4 +379,4 @@ def test_stream_text_goes_on_where_a_cache_ends():
 
 @given(st.lists(st.integers(0, 2)), st.lists(st.integers(0, 2)))
 def test_the_common_prefix(a, b):
-    assert common_prefix(a, b) == len(os.path.commonprefix([a, b]))
+    assert common_prefix(a, b) == len(os.path.commonprefix([a, b]))  # noqa: RUF071 (it takes any lists)
