@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -33,9 +34,7 @@ def chat(a: argparse.Namespace) -> None:
     from minillm.generation.conversation import Conversation
     from minillm.generation.sampling import Sampler
 
-    names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
-    names += ("presence_penalty", "frequency_penalty", "seed")
-    given = Sampler(**{name: getattr(a, name) for name in names})
+    given = Sampler(**{field.name: getattr(a, field.name) for field in fields(Sampler)})
     model, tokenizer = open_model(a)
     begin = [] if a.system is None else [{"role": "system", "content": a.system}]
     conversation = Conversation(model, tokenizer, begin)

@@ -6,13 +6,14 @@ Explained in deeper/10_chat; how a conversation becomes ids is in deeper/02_chat
 # Built from notebooks/deeper/10_chat.ipynb: edit there, then make build.
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from minillm.generation.decoding import stream_text
-from minillm.generation.sampling import GREEDY, Sampler
+from minillm.generation.sampling import GREEDY
 from minillm.model import CausalLM
 
 __all__ = ["ContextFullError", "Conversation", "common_prefix"]
@@ -69,7 +70,11 @@ class Conversation:
         return trained if covered == math.inf else int(covered)
 
     def ask(
-        self, text: str, *, max_new_tokens: int = 1024, sampler: Sampler = GREEDY
+        self,
+        text: str,
+        *,
+        max_new_tokens: int = 1024,
+        sampler: Callable[[Tensor, Tensor], Tensor] = GREEDY,
     ) -> Iterator[str]:
         """Take in what the user says; then the answer, piece by piece, as `stream_text`.
 

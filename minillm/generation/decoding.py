@@ -14,7 +14,7 @@ from torch import Tensor
 
 from minillm.cache.base import KVCache
 from minillm.config import ModelConfig
-from minillm.generation.sampling import GREEDY, Sampler, end_ids, enforce_min_new_tokens
+from minillm.generation.sampling import GREEDY, end_ids, enforce_min_new_tokens
 from minillm.model import CausalLM
 
 __all__ = ["FROM_CONFIG", "StoppingCriteria", "check_prompt", "generate", "stream_text"]
@@ -226,7 +226,7 @@ def stream_text(
     prompt: str | Sequence[Mapping[str, Any]] | Tensor,
     *,
     max_new_tokens: int,
-    sampler: Sampler = GREEDY,
+    sampler: Callable[[Tensor, Tensor], Tensor] = GREEDY,
     stop: str | Sequence[str] | None = None,
     cache: str | KVCache = "dynamic",
     on_token: Callable[[Tensor], object] | None = None,
