@@ -92,7 +92,7 @@ def lines(terminal: bool) -> Iterator[str]:
             import readline  # noqa: F401
     while True:
         try:
-            yield input("> " if terminal else "")
+            yield input("> " if terminal else "").rstrip("\r")  # Windows' line ends
         except EOFError:
             if terminal:
                 print()

@@ -4,10 +4,10 @@ import builtins
 import io
 import os
 import re
+import select
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 import torch
@@ -23,16 +23,15 @@ from minillm.pretrained.load import from_pretrained, save_pretrained
 from minillm.tokenizer.bpe import BPETokenizer
 
 CHATML = (
-    "{% if messages | length > 5 %}{{ raise_exception('three turns at most') }}{% endif %}"
+    "{% if messages | selectattr('role', 'equalto', 'user') | list | length > 3 %}"
+    "{{ raise_exception('three turns at most') }}{% endif %}"
     "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}"
     "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
 NAMES = ("<|im_start|>", "<|im_end|>")
 TEXTS = ["the cat sat on the mat, the dog ate the hat, user, assistant, system"] * 4
 LINES = ("Where is the cat?", "And the dog?", "the mat")
-PROMPT = re.compile(
-    r"\[prompt of (\d+) tokens, (\d+) of them computed; answer of (\d+), [\d.]+ a s"
-)
+PROMPT = re.compile(r"\[prompt of (\d+) tokens, (\d+) of them computed; answer of (\d+),")
 
 
 def save(folder, template=CHATML, **changes):
@@ -267,23 +266,19 @@ def test_in_a_terminal(folder):
     def wait_for(count):
         nonlocal shown
         while shown.count(b"> ") < count:
+            ready, _, _ = select.select([ours], [], [], 120)
+            assert ready, shown
             shown += os.read(ours, 1024)
 
     wait_for(1)
     os.write(ours, b"the cat\n")
     wait_for(2)
-    os.write(ours, b"\x03")  # Ctrl-C
+    process.send_signal(signal.SIGINT)
     wait_for(3)
     os.write(ours, b"the dog\n")
     wait_for(4)
     os.write(ours, b"\x04")  # Ctrl-D
-    deadline = time.monotonic() + 60
-    while process.poll() is None and time.monotonic() < deadline:
-        try:
-            shown += os.read(ours, 1024)
-        except OSError:
-            break  # the other end is closed
-    assert process.wait(60) == 0 and b"Traceback" not in shown
+    assert process.wait(120) == 0 and b"Traceback" not in shown
     os.close(ours)
 
 
