@@ -121,18 +121,22 @@ def answer(
     except ValueError as error:
         tell(f"error: {error}")
         return
-    stopped = True
-    with suppress(KeyboardInterrupt):
+    trouble = "[stopped]"
+    try:
         for piece in pieces:
             print(piece, end="", flush=True)
             if pressed():
                 break
         else:
-            stopped = False
+            trouble = ""
+    except KeyboardInterrupt:
+        pass
+    except ValueError as error:  # such as scores that are no numbers
+        trouble = f"error: {error}"
     print(flush=True)
     used, length = len(conversation.ids), conversation.prompt_length
-    if stopped:
-        tell("[stopped]")
+    if trouble:
+        tell(trouble)
     elif not conversation.ended and used == conversation.context_length:
         tell(f"[the context of {used:,} tokens is full: /reset begins a new conversation]")
     elif not conversation.ended:

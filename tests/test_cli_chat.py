@@ -34,13 +34,14 @@ LINES = ("Where is the cat?", "And the dog?", "the mat")
 PROMPT = re.compile(r"\[prompt of (\d+) tokens, (\d+) of them computed; answer of (\d+),")
 
 
-def save(folder, template=CHATML, **changes):
+def save(folder, template=CHATML, more_rows=0, **changes):
     """A model of random weights whose tokenizer has that chat template."""
     plain = BPETokenizer.train(TEXTS, 302, special_tokens=NAMES)
     options = {"eos_token": "<|im_end|>", "chat_template": template}
     tokenizer = BPETokenizer(plain.ranks, plain.pattern, plain.special_tokens, **options)
     changes = {"initializer_range": 0.3, "max_position_embeddings": 512, **changes}
-    config = ModelConfig(302, 32, 2, 4, 48, eos_token_id=tokenizer.eos_token_id, **changes)
+    rows = tokenizer.vocab_size + more_rows
+    config = ModelConfig(rows, 32, 2, 4, 48, eos_token_id=tokenizer.eos_token_id, **changes)
     save_pretrained(CausalLM(config, seed=4), tokenizer, folder)
     return folder
 
@@ -103,6 +104,26 @@ def test_system_sampler_and_seed_are_those_of_the_options(folder, talk):
     assert (code, shown) == (0, "".join(f"{answer}\n" for answer in expected))
     others = [talk(folder, LINES, *words, *more)[1] for more in (["--seed", 4], [])]
     assert len({shown, *others}) == 3
+
+
+def test_ids_without_a_token_are_never_drawn(tmp_path, talk):
+    """Some published models have more rows than their tokenizers have tokens."""
+    place = save(tmp_path, more_rows=200)
+    code, shown, errors = talk(place, LINES, "--temperature", 1.5)
+    assert code == 0 and len(shown.splitlines()) >= 3 and "no token" not in errors
+
+
+def test_what_goes_wrong_in_an_answer_is_told_and_the_chat_goes_on(folder, talk, monkeypatch):
+    passes, run = [], CausalLM.run
+
+    def damaged(self, *args):
+        passes.append(1)
+        return run(self, *args) * (float("nan") if len(passes) == 3 else 1)
+
+    monkeypatch.setattr(CausalLM, "run", damaged)
+    code, shown, errors = talk(folder, LINES[:2], "--plain", "--temperature", 1)
+    assert code == 0 and len(shown.splitlines()) >= 2
+    assert errors.count("error: ") == 1 and "nan" in errors.lower()
 
 
 def test_verbose_tells_what_was_computed(folder, talk, kept):
