@@ -104,7 +104,7 @@ def _total(answer: Callable[[int, int, int], Any]) -> str | None:
             return f"{case}: first all anew, then with the cache kept"
         if got[0] == want[0] + n or got[1] == want[1] + 1:
             return f"{case}: the last token of an answer is drawn, not computed"
-        if got[1] == n * (q + a - 1):
+        if got[1] != want[1] and got[1] == n * (q + a - 1):
             return f"{case}: the last token of an answer is computed after all, a turn later"
         if got[0] == n * (q + a) - n:
             return f"{case}: a prompt holds all that was said before it, not the question only"
