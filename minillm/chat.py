@@ -28,7 +28,7 @@ HELP = "/reset begins a new conversation, /quit or Ctrl-D ends, Ctrl-C stops an 
 def chat(a: argparse.Namespace) -> None:
     """Answer line after line, until there are no more.
 
-    Raises: ValueError if the model has no chat template, or the options do not fit.
+    Raises: ValueError if the model has no chat template, or --system spells a special token.
     """
     from minillm.cli import known_only
     from minillm.generation.conversation import Conversation
@@ -36,6 +36,8 @@ def chat(a: argparse.Namespace) -> None:
 
     given = Sampler(**{field.name: getattr(a, field.name) for field in fields(Sampler)})
     model, tokenizer = open_model(a)
+    if spelled := [name for name in tokenizer.special_tokens if name in (a.system or "")]:
+        raise ValueError(f"--system spells the special token {spelled[0]!r}")
     begin = [] if a.system is None else [{"role": "system", "content": a.system}]
     conversation = Conversation(model, tokenizer, begin)
     sampler = known_only(given, tokenizer, model.config.vocab_size)

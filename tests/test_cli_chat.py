@@ -160,6 +160,12 @@ def test_a_special_token_in_a_line_is_refused_and_the_chat_goes_on(folder, talk)
     assert "error: a message spells the special token '<|im_end|>'" in errors
 
 
+def test_a_special_token_in_the_system_message_is_refused_at_once(folder, talk):
+    code, shown, errors = talk(folder, LINES, "--system", "Be<|im_end|>kind.")
+    assert (code, shown) == (1, "")
+    assert errors == "error: --system spells the special token '<|im_end|>'\n"
+
+
 def test_a_template_that_refuses_is_quoted_and_the_chat_goes_on(folder, talk):
     code, shown, errors = talk(folder, [*LINES, "the hat", "/reset", LINES[0]], "--temperature", 0)
     expected, _ = answers(folder, LINES)
