@@ -11,7 +11,7 @@ import re
 import shutil
 import tempfile
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +21,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from minillm.config import ModelConfig
 from minillm.model import CausalLM
@@ -108,10 +109,9 @@ def from_pretrained(
     data = read_json(folder / "config.json")
     config = ModelConfig.from_dict({**data, **_ends(folder)})
     tensors = read_weights(_read_tensors(folder), config)
-    _check_layers(tensors, config, folder)
+    _check_sizes(tensors, config, folder)
     try:
-        with torch.device("meta"):
-            model = CausalLM(config)
+        model = empty_model(config)
     except (RuntimeError, OverflowError) as error:  # sizes that no tensor can have
         raise ValueError(f"{folder} has a config of which no model can be made: {error}") from None
     _check_tensors(tensors, model, folder)
@@ -178,6 +178,30 @@ def save_pretrained(
             write_json(staging / INDEX, {"metadata": {"total_size": size}, "weight_map": places})
 
 
+class _ShapesAlone(TorchFunctionMode):
+    """Tensors have shapes and no numbers inside, but for the angles of the rotation.
+
+    On the meta device alone, drawing weights and computing the angles would give nothing, and
+    import torch's compiler for it, which takes two seconds.
+    """
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        kwargs = dict(kwargs or {})
+        if function.__name__ in ("normal_", "uniform_", "kaiming_uniform_"):
+            return None  # torch.nn.init's and tensors' own, whose value nobody uses
+        if function is torch.arange:  # with which every rotation begins
+            kwargs["device"] = "cpu"
+        return function(*args, **kwargs)
+
+
+def empty_model(config: ModelConfig) -> CausalLM:
+    """A model whose weights have shapes and no numbers, to be filled from a file."""
+    with torch.device("meta"), _ShapesAlone():
+        return CausalLM(config)
+
+
 def _state_of(model: CausalLM) -> dict[str, Tensor]:
     """The weights that a checkpoint of the config holds, under our names.
 
@@ -189,8 +213,7 @@ def _state_of(model: CausalLM) -> dict[str, Tensor]:
 
         if isinstance(model, PackedLM):  # a copy of the weights lies beside the model's own
             state = {k: v for k, v in state.items() if k.startswith(("model.", "lm_head."))}
-    with torch.device("meta"):
-        wanted = CausalLM(replace(model.config, num_hidden_layers=1)).state_dict()
+    wanted = empty_model(replace(model.config, num_hidden_layers=1)).state_dict()
     layers = model.config.num_hidden_layers
     number = sum(layers if name.startswith("model.layers.") else 1 for name in wanted)
     in_layer = re.compile(r"(?<=^model\.layers\.)[0-9]+(?=\.)")
@@ -313,18 +336,21 @@ def _tensors_of(path: Path) -> Iterator[tuple[str, Tensor]]:
         raise ValueError(f"{path} is damaged or no safetensors file: {error}") from None
 
 
-def _check_layers(names: Iterable[str], config: ModelConfig, folder: Path) -> None:
-    """Raises: ValueError if the config has layers of which no weight is there.
+def _check_sizes(tensors: Mapping[str, Tensor], config: ModelConfig, folder: Path) -> None:
+    """Raises: ValueError if the config has layers of which no weight is there, or too large heads.
 
-    Before a model is made of the config, which may claim any number of them.
+    Before a model is made of the config, which may claim any size.
     """
-    found = (re.match(r"model\.layers\.([0-9]{1,9})\.", name) for name in names)
+    found = (re.match(r"model\.layers\.([0-9]{1,9})\.", name) for name in tensors)
     layers = {int(match[1]) for match in found if match}
     absent = (i for i in range(config.num_hidden_layers) if i not in layers)
     if (first := next(absent, None)) is not None:
         total = config.num_hidden_layers
         there = f"there are {total}, and weights of {sum(i < total for i in layers)}"
         message = f"missing: model.layers.{first} (by the config {there})"
+        raise ValueError(f"{folder} does not fit its config: {message}")
+    if config.head_dim > (largest := max(t.numel() for t in tensors.values())):
+        message = f"head_dim is {config.head_dim}, the largest weight has {largest} numbers"
         raise ValueError(f"{folder} does not fit its config: {message}")
 
 
