@@ -17,7 +17,12 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from minillm.tokenizer.pretokenizer import GPT4_PATTERN, LLAMA3_PATTERN, PreTokenizer, well_formed
+from minillm.tokenizer.pretokenizer import (
+    GPT4_PATTERN,
+    LLAMA3_PATTERN,
+    make_pre_tokenizer,
+    well_formed,
+)
 
 __all__ = [
     "BEGIN_TOKENS",
@@ -93,7 +98,8 @@ class BPETokenizer:
 
     Args:
         ranks: bytes of each token -> its id; all 256 bytes must be there.
-        pattern: the regular expression that cuts text into words.
+        pattern: the regular expression that cuts text into words, or several: each cuts what the
+            one before has left.
         special_tokens: spelling -> id; text never makes them unless the caller allows it.
         added_tokens: the same for those that any text may make, such as Qwen 3's `<think>`.
         bos_token, eos_token, pad_token: which of them begin and end a text, and fill a batch
@@ -108,7 +114,7 @@ class BPETokenizer:
     def __init__(
         self,
         ranks: Mapping[bytes, int],
-        pattern: str,
+        pattern: str | Sequence[str],
         special_tokens: Mapping[str, int] | None = None,
         *,
         added_tokens: Mapping[str, int] | None = None,
@@ -135,12 +141,12 @@ class BPETokenizer:
         if add_bos and self.bos_token is None:
             self.bos_token = self.eos_token
         self.pad_token = pad_token or self.eos_token
-        self.pattern, self.add_bos = pattern, add_bos
+        self._pre, self.add_bos = make_pre_tokenizer(pattern), add_bos
+        self.pattern = self._pre.pattern
         self.normalizer, self.chat_template = normalizer, chat_template
         self._check()
         spellings = sorted(map(re.escape, self._named), key=len, reverse=True)
         self._names = re.compile("|".join(spellings)) if spellings else None
-        self._pre = PreTokenizer(pattern)
 
     def _check(self) -> None:
         missing = [byte for byte in range(256) if bytes([byte]) not in self.ranks]
@@ -324,7 +330,7 @@ class BPETokenizer:
         texts: str | Iterable[str],
         vocab_size: int,
         *,
-        pattern: str = GPT4_PATTERN,
+        pattern: str | Sequence[str] = GPT4_PATTERN,
         special_tokens: Collection[str] = (),
         add_bos: bool = False,
         ties: "Ties" = "greatest",
@@ -346,7 +352,7 @@ class BPETokenizer:
         if num_merges < 0:
             raise ValueError(f"vocab_size {vocab_size} < 256 bytes + {len(special_tokens)} special")
         texts = [texts] if isinstance(texts, str) else texts
-        words = count_words(texts, PreTokenizer(pattern), special_tokens)
+        words = count_words(texts, make_pre_tokenizer(pattern), special_tokens)
         merges = learn_merges(words, num_merges, ties=ties, progress=progress)
         tokens = [bytes([byte]) for byte in byte_alphabet(ties)] + [a + b for a, b in merges]
         ranks = {token: i for i, token in enumerate(tokens)}
@@ -419,7 +425,7 @@ class BPETokenizer:
         cls,
         path: str | Path,
         *,
-        pattern: str = LLAMA3_PATTERN,
+        pattern: str | Sequence[str] = LLAMA3_PATTERN,
         special_tokens: Mapping[str, int] | None = None,
     ) -> "BPETokenizer":
         """Read a file of ranks as tiktoken and Llama 3 ship; the file holds nothing else.

@@ -170,25 +170,33 @@ def _refuse_unknown(content: Mapping[str, Any], model: Mapping[str, Any]) -> Non
                 raise ValueError(f"added token {token['content']!r} with {flag} is not supported")
 
 
-def _pattern(pre_tokenizer: Mapping[str, Any] | None) -> str:
-    """The pattern of a ByteLevel step that has its own, or of one Split step before it."""
+def _pattern(pre_tokenizer: Mapping[str, Any] | None) -> str | list[str]:
+    """The patterns of the Split and Digits steps, and ByteLevel's own at the end if it has one."""
     steps = [pre_tokenizer or {"type": None}]
     if steps[0]["type"] == "Sequence":
         steps = steps[0]["pretokenizers"]
-    *splits, level = steps
+    *cuts, level = steps
     kinds = [step["type"] for step in steps]
-    if level["type"] != "ByteLevel" or kinds[:-1] not in ([], ["Split"]):
-        raise ValueError(f"pre_tokenizer {kinds} is not supported: only Split, ByteLevel")
+    if level["type"] != "ByteLevel" or not {"Split", "Digits"}.issuperset(kinds[:-1]):
+        raise ValueError(f"pre_tokenizer {kinds} is not supported: only Split, Digits, ByteLevel")
     if level.get("add_prefix_space"):
         raise ValueError("pre_tokenizer with add_prefix_space is not supported")
-    if bool(splits) == level.get("use_regex", True):
-        raise ValueError("pre_tokenizer ByteLevel must cut by its own regex or by one Split step")
-    if not splits:
-        return GPT2_PATTERN
-    how = (splits[0]["behavior"], splits[0].get("invert", False))
-    if how not in (("Isolated", False), ("Removed", True)) or "Regex" not in splits[0]["pattern"]:
-        raise ValueError(f"pre_tokenizer Split {splits[0]} is not supported")
-    return splits[0]["pattern"]["Regex"]
+    own = [GPT2_PATTERN] if level.get("use_regex", True) else []
+    patterns = [_cut_by(step, alone=len(cuts) + len(own) == 1) for step in cuts] + own
+    if not patterns:
+        raise ValueError("pre_tokenizer ByteLevel must cut by its own regex, or after another step")
+    return patterns[0] if len(patterns) == 1 else patterns
+
+
+def _cut_by(step: Mapping[str, Any], *, alone: bool) -> str:
+    """The pattern of one step. Of several, none may take text away."""
+    if step["type"] == "Digits":
+        return r"\p{N}" if step.get("individual_digits") else r"\p{N}+"
+    how = (step["behavior"], step.get("invert", False))
+    fits = how == ("Isolated", False) or (how == ("Removed", True) and alone)
+    if not fits or "Regex" not in step["pattern"]:
+        raise ValueError(f"pre_tokenizer Split {step} is not supported")
+    return step["pattern"]["Regex"]
 
 
 def _begin_token(processor: Mapping[str, Any] | None) -> str | None:
@@ -223,8 +231,10 @@ def to_json(tokenizer: "BPETokenizer") -> dict[str, Any]:
     special = tokenizer.special_tokens
     named = _by_id({**special, **tokenizer.added_tokens})
     added = [{"id": i, "content": t, **flags, "special": t in special} for t, i in named.items()]
+    pattern = tokenizer.pattern
+    patterns = [pattern] if isinstance(pattern, str) else pattern
     split = {"type": "Split", "behavior": "Isolated", "invert": False}
-    split["pattern"] = {"Regex": tokenizer.pattern}
+    cuts: list[dict[str, Any]] = [{**split, "pattern": {"Regex": one}} for one in patterns]
     level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
     level["use_regex"] = False
     model: dict[str, Any] = {"type": "BPE", "dropout": None, "unk_token": None}
@@ -238,7 +248,7 @@ def to_json(tokenizer: "BPETokenizer") -> dict[str, Any]:
         "padding": None,
         "added_tokens": added,
         "normalizer": tokenizer.normalizer and {"type": tokenizer.normalizer},
-        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [split, level]},
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [*cuts, level]},
         "post_processor": _begin_template(tokenizer) if tokenizer.add_bos else None,
         "decoder": level,
         "model": model,
@@ -354,6 +364,7 @@ TOKENIZER_FIELDS: dict[str, Test] = {
             (f"{step}.{steps}.*.type", _TEXT),
             (f"{step}.{steps}.*.pattern.Regex", _TEXT),
             (f"{step}.pattern.Regex", _TEXT),
+            (f"{step}.{steps}.*.individual_digits", _BOOL),
         )
     },
 }
@@ -514,7 +525,8 @@ def to_tiktoken(tokenizer: "BPETokenizer", name: str = "minillm") -> "tiktoken.E
 
     Added tokens become special, as tiktoken knows no others.
     Warns if one special token lies inside another: which one tiktoken then finds is left to chance.
-    Raises: ValueError if the tokenizer has a normalizer, which tiktoken has not.
+    Raises: ValueError if the tokenizer has a normalizer or several patterns: tiktoken has no
+        normalizer, and one pattern.
     """
     import tiktoken
 
@@ -522,6 +534,9 @@ def to_tiktoken(tokenizer: "BPETokenizer", name: str = "minillm") -> "tiktoken.E
         raise ValueError(
             f"tiktoken has no normalizer, and this tokenizer uses {tokenizer.normalizer}"
         )
+    pattern = tokenizer.pattern
+    if not isinstance(pattern, str):
+        raise ValueError(f"tiktoken cuts text by one pattern, and this tokenizer by {pattern}")
     names = {**tokenizer.special_tokens, **tokenizer.added_tokens}
     inside = [(a, b) for a in names for b in names if a != b and a in b]
     if inside:
@@ -532,7 +547,7 @@ def to_tiktoken(tokenizer: "BPETokenizer", name: str = "minillm") -> "tiktoken.E
         )
     return tiktoken.Encoding(
         name,
-        pat_str=tokenizer.pattern,
+        pat_str=pattern,
         mergeable_ranks=tokenizer.ranks,
         special_tokens=names,
     )

@@ -7,7 +7,7 @@ Explained in notebook 02. No merge crosses a word's border, so words can be coun
 
 import math
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 import regex
 
@@ -20,6 +20,8 @@ __all__ = [
     "QWEN2_PATTERN",
     "SECONDS_A_CHARACTER",
     "PreTokenizer",
+    "in_ascii",
+    "make_pre_tokenizer",
     "well_formed",
 ]
 
@@ -55,9 +57,17 @@ KEEP = 1000  # characters behind a cut, so that no special token straddles it
 
 _SPACE = re.compile(r" (?=\S)")
 
-_BORDER = regex.compile(r"(?r)(?<=[\p{L}\p{N}])(?=[^\p{L}\p{N}\p{M}])")  # (?r): from the end
+# (?r): from the end; U+3040 to U+30FF is kana, whose signs some patterns join to its letters
+_BORDER = regex.compile(r"(?r)(?<=[\p{L}\p{N}])(?=[^\p{L}\p{N}\p{M}\u3040-\u30ff])")
 
 SECONDS_A_CHARACTER = 2e-5  # some forty times what a pattern needs that does not backtrack
+
+
+def in_ascii(pattern: str) -> str:
+    """What a published pattern says of ASCII text, as Python's `re` writes it."""
+    letters = pattern.replace(r"[^\r\n\p{L}\p{N}]", r"[^\r\nA-Za-z0-9]")
+    letters = letters.replace(r"[^\s\p{L}\p{N}]", r"[^\sA-Za-z0-9]")
+    return letters.replace(r"\p{L}", "[A-Za-z]").replace(r"\p{N}", "[0-9]")
 
 
 class PreTokenizer:
@@ -78,13 +88,11 @@ class PreTokenizer:
             raise ValueError(f"{pattern!r} is not a regular expression: {error}") from None
         if compiled.groups:
             raise ValueError(f"{pattern!r} captures groups: write (?:...) instead of (...)")
-        self.pattern, self.published = pattern, pattern in PATTERNS.values()
+        self.pattern: str | tuple[str, ...] = pattern
+        self.published = pattern in PATTERNS.values()
         self._find = compiled.findall
         if self.published:
-            letters = pattern.replace(r"[^\r\n\p{L}\p{N}]", r"[^\r\nA-Za-z0-9]")
-            letters = letters.replace(r"[^\s\p{L}\p{N}]", r"[^\sA-Za-z0-9]")
-            letters = letters.replace(r"\p{L}", "[A-Za-z]").replace(r"\p{N}", "[0-9]")
-            self._find_ascii = re.compile(letters, re.ASCII).findall
+            self._find_ascii = re.compile(in_ascii(pattern), re.ASCII).findall
 
     def words(self, text: str) -> list[str]:
         """The words of `text` in order; joined, they are the text.
@@ -139,3 +147,12 @@ class PreTokenizer:
             if match.start() < cut < match.end():
                 return match.start()
         return cut
+
+
+def make_pre_tokenizer(pattern: str | Sequence[str]) -> PreTokenizer:
+    """What cuts text by a pattern, or by several, one after another."""
+    if isinstance(pattern, str) or len(pattern) == 1:
+        return PreTokenizer(pattern if isinstance(pattern, str) else pattern[0])
+    from minillm.tokenizer.several_patterns import SeveralPatterns
+
+    return SeveralPatterns(pattern)

@@ -1,0 +1,87 @@
+"""Text cut by several patterns, one after another, as the files of SmolLM and DeepSeek ask for.
+
+Explained in notebooks/deeper/02_tokenizer_files.
+"""
+
+# Built from notebooks/deeper/02_tokenizer_files.ipynb: edit there, then make build.
+
+import re
+import time
+from collections.abc import Sequence
+
+import regex
+
+from minillm.tokenizer.pretokenizer import GPT2_PATTERN, PreTokenizer, in_ascii
+
+__all__ = ["DEEPSEEK_V3_PATTERNS", "SMOLLM_PATTERNS", "SeveralPatterns"]
+
+SMOLLM_PATTERNS = (r"\p{N}", GPT2_PATTERN)  # SmolLM, SmolLM2, StarCoder
+
+DEEPSEEK_V3_PATTERNS = (
+    r"\p{N}{1,3}",
+    "[一-龥぀-ゟ゠-ヿ]+",
+    r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"""
+    r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+)
+
+# What a published sequence does to ASCII text, as one pattern for Python's `re`.
+_IN_ASCII = {
+    SMOLLM_PATTERNS: in_ascii(
+        GPT2_PATTERN.replace(r" ?\p{N}+", r"\p{N}").replace(r"\s+(?!\S)", r"\s+(?=\p{N})|\s+(?!\S)")
+    ),
+    DEEPSEEK_V3_PATTERNS: (
+        r"[0-9]{1,3}|[!-/:-@\[-`{-~][A-Za-z]+|[^\r\n!-~]?[A-Za-z]+| ?[!-/:-@\[-`{-~]+[\r\n]*"
+        r"|\s*[\r\n]+|\s+(?=[0-9])|\s+(?!\S)|\s+|(?:[^\s!-~](?![A-Za-z]))+"
+    ),
+}
+
+_SPACE = re.compile(r" (?=[!-/:-~])")  # before a sign or a letter, not before a digit
+
+
+class SeveralPatterns(PreTokenizer):
+    """Cut text by several patterns in turn: each cuts what the one before has left.
+
+    A match is cut out, and what lies between two matches is a piece as well: nothing is lost.
+    Raises: ValueError if they are no strings, or for a pattern that `PreTokenizer` refuses.
+    """
+
+    def __init__(self, patterns: Sequence[str]) -> None:
+        self.pattern: tuple[str, ...] = (*patterns,)
+        if not self.pattern or not all(isinstance(pattern, str) for pattern in self.pattern):
+            raise ValueError(f"patterns should be one string or several, not {patterns!r}")
+        steps = [PreTokenizer(pattern) for pattern in self.pattern]
+        self._cuts = [
+            regex.compile(step.pattern).findall  # leaves nothing out
+            if step.published
+            else regex.compile(f"({step.pattern})").split
+            for step in steps
+        ]
+        self._find = self._cut
+        # some files hold a line end itself where others hold its name
+        named = tuple(p.replace("\r", r"\r").replace("\n", r"\n") for p in self.pattern)
+        self.published = named in _IN_ASCII
+        if self.published:
+            self._find_ascii = re.compile(_IN_ASCII[named], re.ASCII).findall
+
+    def _cut(self, text: str, timeout: float = 86400.0) -> list[str]:
+        """The words of `text`; pieces that occur again are cut once."""
+        end = time.monotonic() + timeout
+        first, *rest = self._cuts
+        known: dict[str, list[str]] = {"": []}
+        words: list[str] = []
+        for piece in first(text, timeout=timeout):
+            if piece not in known:
+                parts = [piece]
+                for cut in rest:
+                    left = max(end - time.monotonic(), 1e-3)
+                    parts = [new for part in parts for new in cut(part, timeout=left) if new]
+                known[piece] = parts
+            words += known[piece]
+        return words
+
+    def chunks(self, text: str) -> list[str]:
+        """Cut before each space that a letter or a sign of ASCII follows, and drop that space.
+
+        A published sequence always ends a word there. Others are not cut.
+        """
+        return _SPACE.split(text) if self.published else [text]
