@@ -48,14 +48,20 @@ FILES = [
 _REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+|[\w-][\w.-]*")
 
 
-def local_folder(name: str | os.PathLike[str], revision: str | None = None) -> Path:
-    """The folder of that name, or else where the hub's files of that name lie.
+def local_place(name: str | os.PathLike[str], revision: str | None = None) -> Path:
+    """The folder or the GGUF file of that name, or else where the hub's files of that name lie.
 
-    Raises: FileNotFoundError if there is neither, or if the hub cannot be asked.
+    Of a folder that holds a GGUF file and nothing else of a checkpoint, that file.
+    Raises: FileNotFoundError if there is neither, or if the hub cannot be asked; ValueError for a
+        folder with several GGUF files.
     """
     folder = Path(name)
-    if folder.is_dir():
+    if folder.is_file():
         return folder
+    if folder.is_dir():
+        return _only_file(folder) or folder
+    if folder.suffix == ".gguf":
+        raise FileNotFoundError(f"no file {str(name)!r}")
     if not isinstance(name, str) or not _REPOSITORY.fullmatch(name) or name.startswith("."):
         raise FileNotFoundError(f"no folder {str(name)!r} (and no name 'owner/model' of the hub)")
     try:
@@ -71,6 +77,17 @@ def local_folder(name: str | os.PathLike[str], revision: str | None = None) -> P
         raise FileNotFoundError(
             f"no folder {name!r}, and not from the hub: {what}: {reason}"
         ) from error
+
+
+def _only_file(folder: Path) -> Path | None:
+    """The GGUF file of a folder without a config, if there is one."""
+    found = sorted(path for path in folder.glob("*.gguf") if path.is_file())
+    if not found or resolve(folder / "config.json").exists():
+        return None
+    if len(found) > 1:
+        names = ", ".join(path.name for path in found)
+        raise ValueError(f"{folder} holds several GGUF files, name one of them: {names}")
+    return found[0]
 
 
 WEIGHTS = "model.safetensors"
@@ -93,39 +110,71 @@ def from_pretrained(
     device: torch.device | str | None = None,
     revision: str | None = None,
 ) -> tuple[CausalLM, Any]:
-    """The model and the tokenizer (None if there is none) of a folder or a repository on the hub.
+    """The model and the tokenizer, None if there is none, of a folder, a GGUF file or a repository.
 
     Weights keep the file's dtype unless `dtype` says otherwise; where a file mixes them, the
-    config's decides, else the embedding's. What `generation_config.json` says of end tokens holds.
-    The model is in evaluation mode. A save of the folder that was interrupted is completed first,
-    or read where it lies if the folder cannot be written.
+    config's decides, else the embedding's; a GGUF file's become float32. What
+    `generation_config.json` says of end tokens holds. The model is in evaluation mode. A save of
+    the folder that was interrupted is completed first, or read where it lies if the folder cannot
+    be written.
     Raises: ValueError if a weight is missing, unexpected or of another shape, each named, or if the
         family is unknown; FileNotFoundError if there is no such folder and no hub to ask.
     """
-    wanted = _dtype(dtype)
-    folder = local_folder(name, revision)
+    wanted, place = _dtype(dtype), local_place(name, revision)
+    if place.is_file():
+        model, tokenizer = _from_gguf(place, wanted, device)
+    else:
+        model, tokenizer = _from_folder(place, wanted, device)
+    model.tie_weights()
+    if model.config.family.rotary:
+        model.model.rotary = model.model.make_rotary()
+        if device is not None:
+            model.model.rotary.to(device)
+    return model.eval(), tokenizer
+
+
+def _from_folder(
+    folder: Path, wanted: torch.dtype | None, device: torch.device | str | None
+) -> tuple[CausalLM, Any]:
     with suppress(OSError):  # not ours to write, or in use: then read where it lies
         recover(folder)
     data = read_json(folder / "config.json")
     config = ModelConfig.from_dict({**data, **_ends(folder)})
     tensors = read_weights(_read_tensors(folder), config)
-    _check_sizes(tensors, config, folder)
-    try:
-        model = empty_model(config)
-    except (RuntimeError, OverflowError) as error:  # sizes that no tensor can have
-        raise ValueError(f"{folder} has a config of which no model can be made: {error}") from None
-    _check_tensors(tensors, model, folder)
+    model = _fitting_model(config, tensors, folder)
     if wanted is None and len({v.dtype for v in tensors.values()}) > 1:
         given = data.get("dtype") or data.get("torch_dtype")
         wanted = _dtype(given) or tensors["model.embed_tokens.weight"].dtype
     tensors = {k: v.to(device=device, dtype=wanted) for k, v in tensors.items()}
     model.load_state_dict(tensors, strict=False, assign=True)
-    model.tie_weights()
-    if config.family.rotary:
-        model.model.rotary = model.model.make_rotary()
-        if device is not None:
-            model.model.rotary.to(device)
-    return model.eval(), _load_tokenizer(folder)
+    return model, _load_tokenizer(folder)
+
+
+def _from_gguf(
+    path: Path, wanted: torch.dtype | None, device: torch.device | str | None
+) -> tuple[CausalLM, Any]:
+    from minillm.pretrained import gguf
+
+    header = gguf.read_header(path)
+    config = gguf.read_config(header)
+    shapes = {k: torch.empty(v, device="meta") for k, v in gguf.shapes(header).items()}
+    model = _fitting_model(config, shapes, path)
+    tokenizer = gguf.read_tokenizer(header)
+    weights = gguf.read_weights(header, config)
+    tensors = {k: v.to(device=device, dtype=wanted) for k, v in weights}
+    model.load_state_dict(tensors, strict=False, assign=True)
+    return model, tokenizer
+
+
+def _fitting_model(config: ModelConfig, tensors: Mapping[str, Tensor], place: Path) -> CausalLM:
+    """A model without numbers for these tensors. Raises: ValueError if they do not fit it."""
+    _check_sizes(tensors, config, place)
+    try:
+        model = empty_model(config)
+    except (RuntimeError, OverflowError) as error:  # sizes that no tensor can have
+        raise ValueError(f"{place} has a config of which no model can be made: {error}") from None
+    _check_tensors(tensors, model, place)
+    return model
 
 
 def save_pretrained(
