@@ -384,8 +384,8 @@ def read_weights(header: Header, config: ModelConfig) -> Iterator[tuple[str, Ten
 def _decoded(header: Header, name: str) -> Tensor:
     """The numbers of one tensor."""
     library, stored = _library(), header.tensors[name]
-    data = np.memmap(header.path, np.uint8, "r", stored.start, (stored.num_bytes,))
-    rows = data.reshape(*stored.shape[:-1], -1)  # rows of bytes
+    mapped = np.memmap(header.path, np.uint8, "r", stored.start, (stored.num_bytes,))
+    rows = np.asarray(mapped).reshape(*stored.shape[:-1], -1)  # rows of bytes
     numbers = library.dequantize(rows, library.GGMLQuantizationType[stored.kind])
     return torch.from_numpy(np.array(numbers, np.float32))
 
