@@ -5,6 +5,7 @@ import resource
 import struct
 import subprocess
 import sys
+import unicodedata
 import warnings
 from pathlib import Path
 
@@ -218,13 +219,13 @@ def test_the_tokenizer_comes_back_from_its_lists(cut, tmp_path):
 
 @pytest.mark.parametrize("cut", ["gpt-2", "qwen2", "llama-bpe"])
 def test_ids_are_those_of_the_tokenizer_that_transformers_makes_of_the_file(cut, tmp_path):
-    """Of the names of cuts, transformers' reader heeds the one that its architecture implies."""
+    """But for its gaps: it overlooks the names of cuts, and that Qwen composes characters."""
     name = "qwen2" if cut == "qwen2" else "llama"
     tokenizer = tokenizer_of(CUTS[cut])
     path = write(tmp_path / "model.gguf", model_of(name), tokenizer=tokenizer, cut=cut)
     ours = from_pretrained(path)[1]
     read = transformers.AutoTokenizer.from_pretrained(tmp_path, gguf_file=path.name)
-    texts = [t for t in NATURAL.values() if cut != "llama-bpe" or not any(map(str.isdigit, t))]
+    texts = [text for text in NATURAL.values() if unicodedata.normalize("NFC", text) == text]
     if cut == "llama-bpe":  # transformers cuts these by GPT-2's pattern all the same
         texts = ["the cat sat on the mat", " it is here"]
     for text in texts:
@@ -270,6 +271,9 @@ def test_other_kinds_of_tokenizers_come_as_none_with_a_warning(kind, tmp_path):
     assert tokenizer is None and model.num_parameters() > 0
 
 
+LATER = lists(tokenizer_of(), 320, "gpt-2")["tokenizer.ggml.merges"][1:]  # without the first
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
@@ -281,10 +285,10 @@ def test_other_kinds_of_tokenizers_come_as_none_with_a_warning(kind, tmp_path):
         ({"token_type": [6] * 320}, "of the kind 6: not supported"),
         ({"bos_token_id": 320}, "bos_token_id 320 is outside a vocabulary of 320"),
         ({"merges": ["a b", "c"]}, "the merge"),
-        ({"merges": []}, "which is not listed"),
+        ({"merges": LATER}, "which is not listed"),
         ({"add_eos_token": True}, "add_eos_token is not supported"),
         ({"tokens": ["!"] * 320}, "the token '!' is there twice, as 0 and as 1"),
-        ({"tokens": ["漢"] * 320}, "is not spelled in bytes"),
+        ({"tokens": [chr(0x6F22 + i) for i in range(320)]}, "is not spelled in bytes"),
         ({"tokens": ["a"] * 319}, "319 tokens do not fit the 320 rows of token_embd.weight"),
     ],
 )
@@ -545,7 +549,7 @@ def test_the_config_of_a_header_is_a_config(tmp_path):
     path = write(tmp_path / "model.gguf", model_of("qwen3"), tokenizer=tokenizer_of())
     header = read_header(path)
     config = read_config(header)
-    assert isinstance(config, ModelConfig) and config.head_dim == 32
+    assert isinstance(config, ModelConfig) and config.head_dim == 128
     assert read_tokenizer(header).vocab_size == config.vocab_size
     assert lists(tokenizer_of(), 320, "gpt-2")["tokenizer.ggml.model"] == "gpt2"
 
