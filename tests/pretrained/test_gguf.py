@@ -19,6 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizer_texts import END, NATURAL
 
+from minillm.cli import main
 from minillm.config import ModelConfig
 from minillm.generation.decoding import generate
 from minillm.nn.rope_scaling import rope_frequencies
@@ -419,6 +420,18 @@ except ImportError as error:
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert "pip install gguf" in done.stdout, done.stderr
+
+
+def test_the_command_line_takes_a_file(tmp_path, capsys):
+    path = str(write(tmp_path / "model.gguf", tokenizer=tokenizer_of()))
+    options = ["--device", "cpu"]
+    short = ["--prompt", "the cat", "--max-new-tokens", "4", "--temperature", "0"]
+    assert main(["generate", path, *options, *short]) == 0
+    assert capsys.readouterr().out.startswith("the cat")
+    assert main(["eval", path, *options, "--documents", "2", "--samples", "0"]) == 0
+    assert "bits per byte" in capsys.readouterr().out
+    assert main(["generate", str(tmp_path / "none.gguf"), *options]) == 1
+    assert "there is no file" in capsys.readouterr().err
 
 
 # Damaged files
