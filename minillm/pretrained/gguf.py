@@ -4,6 +4,8 @@ Every count is compared with the file's size before anything is made of it. The 
 them blocks of a few bits a number, become float32 by the library gguf.
 """
 
+# Built from notebooks/deeper/10_gguf.ipynb: edit there, then make build.
+
 import math
 import mmap
 import os
@@ -27,35 +29,21 @@ from minillm.tokenizer.bpe import BPETokenizer
 from minillm.tokenizer.hf_json import check_merges, unspell
 from minillm.tokenizer.pretokenizer import GPT2_PATTERN, LLAMA3_PATTERN, QWEN2_PATTERN
 
-__all__ = ["Header", "Stored", "read_config", "read_header", "read_tokenizer", "read_weights"]
+__all__ = [
+    "Header",
+    "Stored",
+    "our_name",
+    "read_config",
+    "read_header",
+    "read_tokenizer",
+    "read_weights",
+    "shapes",
+]
 
-# The kinds of values by their numbers: what struct calls them, and numpy.
-_NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f"}
-_NUMBERS |= {7: "?", 10: "Q", 11: "q", 12: "d"}
+# The kinds of values by their numbers: what struct calls them.
+_NUMBERS = dict(enumerate("BbHhIif?")) | {10: "Q", 11: "q", 12: "d"}
+
 _STRING, _LIST = 8, 9
-
-
-@dataclass(frozen=True)
-class Stored:
-    """One tensor in a file: its shape as torch counts, how its numbers are written, and where."""
-
-    shape: tuple[int, ...]
-    kind: str
-    start: int  # bytes from the beginning of the file
-    num_bytes: int
-
-
-@dataclass(frozen=True)
-class Header:
-    """What stands before the weights: keys with their values, and where each tensor lies."""
-
-    path: Path
-    keys: Mapping[str, Any]
-    tensors: Mapping[str, Stored]
-
-    def fail(self, what: str) -> NoReturn:
-        """Raises: ValueError that names the file."""
-        raise ValueError(f"{self.path}: {what}")
 
 
 class _Cursor:
@@ -114,6 +102,29 @@ class _Cursor:
             self.fail(f"a list of values of kind {kind}: not supported")
         self.need(count, struct.calcsize(f"<{_NUMBERS[kind]}"), "numbers")
         return list(self.numbers(_NUMBERS[kind], count))
+
+
+@dataclass(frozen=True)
+class Stored:
+    """One tensor in a file: its shape as torch counts, how its numbers are written, and where."""
+
+    shape: tuple[int, ...]
+    kind: str
+    start: int  # bytes from the beginning of the file
+    num_bytes: int
+
+
+@dataclass(frozen=True)
+class Header:
+    """What stands before the weights: keys with their values, and where each tensor lies."""
+
+    path: Path
+    keys: Mapping[str, Any]
+    tensors: Mapping[str, Stored]
+
+    def fail(self, what: str) -> NoReturn:
+        """Raises: ValueError that names the file."""
+        raise ValueError(f"{self.path}: {what}")
 
 
 def read_header(path: str | os.PathLike[str]) -> Header:
@@ -225,6 +236,7 @@ _SIZES = {
     "attention.head_count": "num_attention_heads",
     "attention.layer_norm_rms_epsilon": "rms_norm_eps",
 }
+
 _OPTIONAL = {
     "attention.head_count_kv": "num_key_value_heads",
     "attention.key_length": "head_dim",
@@ -239,7 +251,7 @@ _ONLY: dict[str, Any] = {
     "attention.causal": True,
     "expert_count": 0,
     "expert_used_count": 0,
-    "tensor_data_layout": "Meta AI original pth",  # q and k as `_FROM_INTERLEAVED` expects them
+    "tensor_data_layout": "Meta AI original pth",  # q and k as `read_weights` expects them
 }
 
 _ENDS = ("eos_token_id", "eot_token_id")  # of a text, of a turn
