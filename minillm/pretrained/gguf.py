@@ -45,6 +45,8 @@ _NUMBERS = dict(enumerate("BbHhIif?")) | {10: "Q", 11: "q", 12: "d"}
 
 _STRING, _LIST = 8, 9
 
+_MOST = 1 << 24  # characters, numbers, keys: a hundred times what published files have
+
 
 class _Cursor:
     """Reads a file's bytes from front to back, never more than there are.
@@ -64,6 +66,8 @@ class _Cursor:
         if count * size > len(self.data) - self.at:
             left = f"the file has {len(self.data) - self.at:,} bytes left"
             self.fail(f"{count:,} {what} of at least {size:,} bytes should follow, and {left}")
+        if count > _MOST:
+            self.fail(f"{count:,} {what} should follow; no header has more than {_MOST:,}")
 
     def numbers(self, form: str, count: int = 1) -> tuple[Any, ...]:
         """The next `count` numbers; `form` as struct has it, always the lowest byte first."""
@@ -73,7 +77,7 @@ class _Cursor:
         self.at += count * size
         return found
 
-    def string(self, longest: int = 1 << 32) -> str:
+    def string(self, longest: int = _MOST) -> str:
         """The next string: its length in bytes, then UTF-8."""
         (length,) = self.numbers("Q")
         if length > longest:
@@ -254,7 +258,12 @@ _ONLY: dict[str, Any] = {
     "tensor_data_layout": "Meta AI original pth",  # q and k as `read_weights` expects them
 }
 
-_ENDS = ("eos_token_id", "eot_token_id")  # of a text, of a turn
+# The config's ids, and the keys of the tokenizer that give them.
+_IDS = {
+    "bos_token_id": ("bos_token_id",),
+    "eos_token_id": ("eos_token_id", "eot_token_id"),  # the end of a text, of a turn
+    "pad_token_id": ("padding_token_id",),
+}
 
 
 def read_config(header: Header) -> ModelConfig:
@@ -268,7 +277,7 @@ def read_config(header: Header) -> ModelConfig:
     if not isinstance(name, str) or name not in _ARCHITECTURES:
         known = ", ".join(_ARCHITECTURES)
         header.fail(f"the architecture {name!r} is not supported, only {known}")
-    if keys.get("split.count", 1) > 1:
+    if keys.get("split.count") not in (None, 0, 1):
         header.fail(f"a part of a model in {keys['split.count']} files: join them first")
     ours = {
         key.removeprefix(f"{name}."): v for key, v in keys.items() if key.startswith(f"{name}.")
@@ -277,12 +286,12 @@ def read_config(header: Header) -> ModelConfig:
         header.fail(f"it lacks {', '.join(missing)}")
     found = {new: ours.pop(old) for old, new in (_SIZES | _OPTIONAL).items() if old in ours}
     found |= _found_in_tensors(header)
-    for key in ("bos", "padding"):
-        if (i := keys.get(f"tokenizer.ggml.{key}_token_id")) is not None:
-            found["pad_token_id" if key == "padding" else "bos_token_id"] = i
-    ends = [i for key in _ENDS if (i := keys.get(f"tokenizer.ggml.{key}")) is not None]
-    if ends:
-        found["eos_token_id"] = ends[0] if len({*ends}) == 1 else tuple(ends)
+    for key, places in _IDS.items():
+        ids = [i for k in places if (i := keys.get(f"tokenizer.ggml.{k}")) is not None]
+        if not all(type(i) is int for i in ids):
+            header.fail(f"tokenizer.ggml.{places[0]} must be the id of a token, not {ids[0]!r:.40}")
+        if ids:
+            found[key] = ids[0] if len({*ids}) == 1 else tuple(ids)
     try:
         config = ModelConfig(model_type=_ARCHITECTURES[name], **found)
         config = _with_scaling(header, config)
@@ -422,9 +431,7 @@ def read_tokenizer(header: Header) -> BPETokenizer | None:
     Raises: ValueError if a list is missing or contradicts another, or if text would be cut in a way
         that we do not know.
     """
-    ours = {
-        k.removeprefix("tokenizer.ggml."): v for k, v in header.keys.items() if "tokenizer" in k
-    }
+    ours = {k.removeprefix("tokenizer.ggml."): v for k, v in header.keys.items()}
     kind = ours.get("model")
     if kind != "gpt2":
         if kind is not None:
@@ -445,6 +452,9 @@ def read_tokenizer(header: Header) -> BPETokenizer | None:
 
 def _tokenizer(ours: Mapping[str, Any], cut: str) -> BPETokenizer:
     tokens, merges = (_strings(ours, key) for key in ("tokens", "merges"))
+    template = ours.get("tokenizer.chat_template")
+    if template is not None and not isinstance(template, str):
+        raise ValueError(f"tokenizer.chat_template must be a string, not {template!r:.40}")
     kinds = ours.get("token_type", [_NORMAL] * len(tokens))
     if not isinstance(kinds, list) or len(kinds) != len(tokens):
         raise ValueError(f"tokenizer.ggml.token_type does not fit {len(tokens):,} tokens")
@@ -470,7 +480,7 @@ def _tokenizer(ours: Mapping[str, Any], cut: str) -> BPETokenizer:
         key = unspell(token) if home is ranks else token
         if home.setdefault(key, i) != i:
             raise ValueError(f"the token {token!r} is there twice, as {home[key]} and as {i}")
-    check_merges(ranks, map(_pair, merges), whole_words=cut in _LLAMA3_NAMES)
+    check_merges(ranks, [*map(_pair, merges)], whole_words=cut in _LLAMA3_NAMES)
     return BPETokenizer(
         ranks,
         _PATTERNS[cut],
@@ -481,7 +491,7 @@ def _tokenizer(ours: Mapping[str, Any], cut: str) -> BPETokenizer:
         pad_token=named.get("padding"),
         add_bos=bool(ours.get("add_bos_token", cut in _LLAMA3_NAMES)),
         normalizer="NFC" if cut == "qwen2" else None,
-        chat_template=ours.get("tokenizer.chat_template"),
+        chat_template=template,
         drop_unknown_bytes=True,
     )
 

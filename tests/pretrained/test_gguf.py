@@ -1,10 +1,10 @@
 """GGUF files against transformers' own reader, numpy by the format, and damaged in every way."""
 
 import math
-import resource
 import struct
 import subprocess
 import sys
+import tracemalloc
 import unicodedata
 import warnings
 from pathlib import Path
@@ -288,6 +288,8 @@ LATER = lists(tokenizer_of(), 320, "gpt-2")["tokenizer.ggml.merges"][1:]  # with
         ({"merges": ["a b", "c"]}, "the merge"),
         ({"merges": LATER}, "which is not listed"),
         ({"add_eos_token": True}, "add_eos_token is not supported"),
+        ({"eos_token_id": "</s>"}, "eos_token_id must be the id of a token, not '</s>'"),
+        ({"eos_token_id": [1, 2]}, "eos_token_id must be the id of a token, not [1, 2]"),
         ({"tokens": ["!"] * 320}, "the token '!' is there twice, as 0 and as 1"),
         ({"tokens": [chr(0x6F22 + i) for i in range(320)]}, "is not spelled in bytes"),
         ({"tokens": ["a"] * 319}, "319 tokens do not fit the 320 rows of token_embd.weight"),
@@ -353,6 +355,7 @@ def test_keys_that_change_nothing_are_read_in_silence(tmp_path):
         ({"llama.block_count": 2**31 - 1}, "missing: model.layers.2"),
         ({"llama.attention.key_length": 2**31 - 2}, "largest weight has"),
         ({"split.count": 2}, "a part of a model in 2 files"),
+        ({"split.count": "two"}, "a part of a model in two files"),
         ({"llama.context_length": "long"}, "max_position_embeddings"),
     ],
 )
@@ -487,13 +490,15 @@ def test_any_changed_byte_gives_a_header_or_a_refusal(whole, tmp_path_factory, d
     for _ in range(data.draw(st.integers(1, 3))):
         changed[data.draw(st.integers(0, 400))] = data.draw(st.integers(0, 255))
     (folder / "model.gguf").write_bytes(changed)
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    tracemalloc.start()
     try:
-        header = read_header(folder / "model.gguf")
-        read_config(header)
+        read_config(read_header(folder / "model.gguf"))
     except ValueError as error:
         assert "model.gguf" in str(error)
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000
+    finally:
+        _, most = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+    assert most < 1_000_000
 
 
 def test_every_byte_of_the_header_set_to_its_most(whole, tmp_path):
@@ -522,6 +527,18 @@ def test_counts_that_cannot_be(whole, tmp_path):
     at = whole.index(b"numbers") + 7 + 4 + 4
     changed = whole[:at] + struct.pack("<Q", HUGE) + whole[at + 8 :]
     assert f"{HUGE:,} numbers of at least 4 bytes should follow" in refused(changed, tmp_path)
+
+
+def test_a_header_that_is_all_there_and_still_too_long(tmp_path):
+    """A list that fills a large file would take dozens of times its size as Python's numbers."""
+    path, count = tmp_path / "model.gguf", 1 << 25
+    start = b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + struct.pack("<Q", 1) + b"k"
+    start += struct.pack("<IIQ", 9, 0, count)
+    with open(path, "wb") as file:
+        file.write(start)
+        file.truncate(len(start) + count)
+    with pytest.raises(ValueError, match="33,554,432 numbers should follow; no header has more"):
+        read_header(path)
 
 
 def test_each_kind_of_damage_is_called_by_its_name(whole, tmp_path):
