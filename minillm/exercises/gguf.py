@@ -9,7 +9,7 @@ import numpy as np
 
 from minillm.exercises import as_given, exercise
 
-BYTES = {
+BYTES: dict[str, Any] = {
     "F32": 4_096_000,
     "F16": 2_048_000,
     "Q8_0": 1_088_000,

@@ -465,22 +465,22 @@ def _tokenizer(ours: Mapping[str, Any], cut: str) -> BPETokenizer:
             if type(i) is not int or not 0 <= i < len(tokens):
                 raise ValueError(f"tokenizer.ggml.{name}_token_id is {i!r}, no token")
             named[name] = tokens[i]
-    ranks: dict[bytes, int] = {}
+    plain: dict[str, int] = {}
     special: dict[str, int] = {}
     added: dict[str, int] = {}
     for i, (token, kind) in enumerate(zip(tokens, kinds, strict=True)):
         if kind in (_CONTROL, _UNKNOWN) or token in named.values():
-            home: dict[Any, int] = special
+            home = special
         elif kind in (_NORMAL, _USER_DEFINED):
-            home = added if kind == _USER_DEFINED else ranks
+            home = plain if kind == _NORMAL else added
         elif kind == _UNUSED:
             continue  # a row of the embedding that no token has
         else:
             raise ValueError(f"the token {token!r} is of the kind {kind!r}: not supported")
-        key = unspell(token) if home is ranks else token
-        if home.setdefault(key, i) != i:
-            raise ValueError(f"the token {token!r} is there twice, as {home[key]} and as {i}")
-    check_merges(ranks, [*map(_pair, merges)], whole_words=cut in _LLAMA3_NAMES)
+        if home.setdefault(token, i) != i:
+            raise ValueError(f"the token {token!r} is there twice, as {home[token]} and as {i}")
+    ranks = {unspell(token): i for token, i in plain.items()}
+    check_merges(plain, [_pair(merge) for merge in merges], whole_words=cut in _LLAMA3_NAMES)
     return BPETokenizer(
         ranks,
         _PATTERNS[cut],
@@ -503,8 +503,8 @@ def _strings(ours: Mapping[str, Any], key: str) -> list[str]:
     return found
 
 
-def _pair(merge: str) -> tuple[bytes, bytes]:
+def _pair(merge: str) -> tuple[str, str]:
     left, _, right = merge.partition(" ")
     if not left or not right:
         raise ValueError(f"the merge {merge!r} is not two tokens")
-    return unspell(left), unspell(right)
+    return left, right

@@ -95,7 +95,7 @@ def splits(token: Any, ranks: Mapping[Any, int]) -> list[tuple[Any, Any]]:
 
 
 def check_merges(
-    ranks: Mapping[Any, int], merges: Sequence[tuple[Any, Any]], *, whole_words: bool = False
+    ranks: Mapping[Any, int], merges: Sequence[Sequence[Any]], *, whole_words: bool = False
 ) -> None:
     """Make sure that merging by rank does what the listed merges do, in their order.
 
@@ -114,6 +114,8 @@ def check_merges(
             _refuse_merge(left, right, ranks, last)
             last = rank
             continue  # `_merge_anew` will look into it
+        if token in made:
+            continue  # another way to make it, which never comes up
         last = rank
         (left_rank, _, inner), (right_rank, outer, _) = halves, others
         first = earliest.setdefault((left[-1], right[0]), rank)
@@ -129,7 +131,7 @@ def check_merges(
                     break
                 right_rank, outer, _ = made[right]
         else:
-            made[token] = (rank, *pair)
+            made[token] = (rank, pair[0], pair[1])
     if len(made) < len(ranks):
         _merge_anew(ranks, merges, made, whole_words)
 
@@ -145,26 +147,33 @@ def _refuse_merge(left: Any, right: Any, ranks: Mapping[Any, int], last: int) ->
 
 def _merge_anew(
     ranks: Mapping[Any, int],
-    merges: Sequence[tuple[Any, Any]],
+    merges: Sequence[Sequence[Any]],
     made: Mapping[Any, Any],
-    whole_words: bool,
+    whole: bool,
 ) -> None:
-    """The check for tokens that no listed merge is seen to make, and for those that hold such."""
-    listed, lower = defaultdict(set), {}
+    """The same check by merging, for tokens that are not in `made`, and for all that hold one."""
+    unmade = defaultdict(list)  # by their first three bytes
+    for token in ranks:
+        if token not in made:
+            unmade[tuple(token[:3])].append(token)
+    doubtful = {token for tokens in unmade.values() for token in tokens}
+    for token in ranks:
+        found = unmade.keys() & zip(token, token[1:], token[2:], strict=False)
+        if any(inside in token for begin in found for inside in unmade[begin]):
+            doubtful.add(token)
+    listed, lower = defaultdict(set), dict[Any, int]()
     for left, right in merges:
-        listed[left + right].add((left, right))
-    never_made: set[Any] = set()  # how tokens begin that no merge makes
+        if left + right in doubtful:
+            listed[left + right].add((left, right))
     for token in sorted(ranks, key=ranks.__getitem__):
-        if token not in made or any(token[i : i + 3] in never_made for i in range(len(token) - 2)):
+        if token in doubtful:
             parts = merge_word(token, lower)
             if len(parts) == 2 and tuple(parts) not in listed[token]:
                 raise ValueError(f"{token!r} should be merged from {parts}, which is not listed")
-            if len(parts) > 2:
-                never_made.add(token[:3])
-                if not (whole_words and listed[token] == {*splits(token, ranks)}):
-                    raise ValueError(
-                        f"no merge makes the token {token!r}, and ignore_merges does not help"
-                    )
+            if len(parts) > 2 and not (whole and listed[token] == {*splits(token, ranks)}):
+                raise ValueError(
+                    f"no merge makes the token {token!r}, and ignore_merges does not help"
+                )
         lower[token] = ranks[token]
 
 

@@ -335,9 +335,11 @@ def edits(content):
         "decoder 'Metaspace'": lambda: content.update(decoder={"type": "Metaspace"}),
         "'Metaspace'": lambda: content.update(pre_tokenizer={"type": "Metaspace"}),
         "pre_tokenizer \\[None\\]": lambda: content.update(pre_tokenizer=None),
-        "'Split', 'Split'": lambda: pre.update(pretokenizers=[split, split, level]),
+        "'Split', 'Metaspace'": lambda: pre.update(
+            pretokenizers=[split, {"type": "Metaspace"}, level]
+        ),
         "add_prefix_space": lambda: level.update(add_prefix_space=True),
-        "its own regex": lambda: level.update(use_regex=True),
+        "its own regex": lambda: pre.update(pretokenizers=[level]),
         "Contiguous": lambda: split.update(behavior="Contiguous"),
         "not a regular expression": lambda: split.update(pattern={"Regex": "("}),
         "'RobertaProcessing'": lambda: content.update(post_processor={"type": "RobertaProcessing"}),
