@@ -721,9 +721,11 @@ def _load(a: argparse.Namespace) -> tuple[Any, Any]:
 
 
 def _begin(model: Any, tokenizer: Any, prompt: str) -> list[int]:
-    """The ids of a prompt after the tokenizer's begin token, else the model's, if there is one."""
+    """The ids of a prompt, begun as the tokenizer's file asks; of none, the model's begin token."""
     ids = tokenizer.encode_ordinary(prompt)
-    begin = tokenizer.bos_token_id if tokenizer.add_bos else model.config.bos_token_id
+    begin = tokenizer.bos_token_id
+    if not tokenizer.add_bos:
+        begin = None if ids else model.config.bos_token_id
     if begin is not None and ids[:1] != [begin]:
         ids = [begin, *ids]
     if not ids:

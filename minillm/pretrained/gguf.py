@@ -28,6 +28,7 @@ from minillm.nn.rope_scaling import rope_frequencies
 from minillm.tokenizer.bpe import BPETokenizer
 from minillm.tokenizer.hf_json import check_merges, unspell
 from minillm.tokenizer.pretokenizer import GPT2_PATTERN, LLAMA3_PATTERN, QWEN2_PATTERN
+from minillm.tokenizer.several_patterns import SMOLLM_PATTERNS
 
 __all__ = [
     "Header",
@@ -416,7 +417,7 @@ _LLAMA3_NAMES = ("llama-bpe", "llama3", "llama-v3")
 # How text is cut before merging, by the names that tokenizer.ggml.pre gives.
 _PATTERNS: dict[str, str | tuple[str, ...]] = {
     "gpt-2": GPT2_PATTERN,
-    "smollm": (r"\p{N}", GPT2_PATTERN),  # every digit alone
+    "smollm": SMOLLM_PATTERNS,
     "qwen2": QWEN2_PATTERN,
     "deepseek-r1-qwen": QWEN2_PATTERN,
     **dict.fromkeys(_LLAMA3_NAMES, LLAMA3_PATTERN),
