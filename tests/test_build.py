@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -862,6 +862,7 @@ def bodies(chosen: dict[str, tuple[int, int]]) -> list[str]:
 
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 @given(before=members, after=members, cuts=st.lists(st.booleans(), min_size=5, max_size=5))
+@example({"alpha": (0, 0), "beta": (0, 0)}, {"alpha": (7, 0)}, [False, True, False, False, False])
 def test_any_class_cut_anywhere_comes_back_as_it_was_edited(tmp_path_factory, before, after, cuts):
     """Build is the whole class; after any edit of the module, pull makes cells that build it."""
     root = tmp_path_factory.mktemp("round")

@@ -643,16 +643,27 @@ def align(ours: list[Segment], old: list[Segment], new: list[Segment], start: Se
         anchor.added += [s.text for s in new[b0 + both : b1]]
 
 
+def joined(members: list[Segment]) -> list[Segment]:
+    """Members with a property's getter and setter as one, so that no edit parts them."""
+    found: list[Segment] = []
+    for member in members:
+        if found and (found[-1].key, found[-1].cell) == (member.key, member.cell):
+            found[-1].text += "\n" + member.text
+        else:
+            found.append(member)
+    return found
+
+
 def revise(mine: Segment, before: Segment, after: Segment) -> None:
     """Carry an edit of one statement; of a reopened class, each member into its own cell."""
     if not (mine.reopened and is_class(after)):
         mine.replace(after.text)
         return
     name, parts = after.node.name, [mine, *mine.reopened]
-    opened = [open_class(part)[:2] for part in parts]
+    opened = [(head, joined(members)) for head, members, _ in map(open_class, parts)]
     (old_head, old, _), (new_head, new, _) = open_class(before), open_class(after)
     start = Segment("", mine.node)
-    align([member for _, members in opened for member in members], old, new, start)
+    align([member for _, members in opened for member in members], joined(old), joined(new), start)
     for part, (head, members) in zip(parts, opened, strict=True):
         if part is not mine:
             head = f"class {name}({name}):"
