@@ -57,17 +57,22 @@ LEFT: list[tuple[list[tuple[str, ...]], tuple[str, ...]]] = [
         [("a", "red", "panda"), ("a", "red", "fox"), ("a", "hen"), ("an", "owl")],
         ("a", "red", "fox"),
     ),
+    (  # the whole beginning counts, not the token before
+        [("a", "red", "hen"), ("one", "red", "fox"), ("one", "red", "ant"), ("one", "owl")],
+        ("one", "red", "fox"),
+    ),
 ]
 
 
 def _truth(
-    left: Sequence[tuple[str, ...]], drawn: tuple[str, ...], *, condition: bool = True
+    left: Sequence[tuple[str, ...]], drawn: tuple[str, ...], *, same_from: Callable[[int], int]
 ) -> list[dict[str, float]]:
+    """Counts at each place k, among the cards that are as drawn from same_from(k) up to k."""
     found = []
-    for k, token in enumerate(drawn):
-        there = [card[k] for card in left if len(card) > k]
+    for k in range(len(drawn)):
+        begin = slice(same_from(k), k)
+        there = [card[k] for card in left if len(card) > k and card[begin] == drawn[begin]]
         found.append({t: there.count(t) / len(there) for t in there})
-        left = [card for card in left if card[k : k + 1] == (token,)] if condition else left
     return found
 
 
@@ -87,7 +92,7 @@ def _draw_targets(
     answer: Callable[[list[tuple[str, ...]], tuple[str, ...]], list[dict[str, float]]],
 ) -> str | None:
     for left, drawn in LEFT:
-        got, want = answer(list(left), drawn), _truth(left, drawn)
+        got, want = answer(list(left), drawn), _truth(left, drawn, same_from=lambda k: 0)
         case = f"{' '.join(drawn)!r} among {', '.join(' '.join(card) for card in left)}"
         if not isinstance(got, list | tuple) or len(got) != len(drawn):
             return f"{case}: return a list of {len(drawn)} dictionaries, one for each token"
@@ -98,8 +103,10 @@ def _draw_targets(
             continue
         if _equal(got, [{token: 1.0} for token in drawn]):
             return f"{case}: that is the sample, what came has probability 1"
-        if _equal(got, _truth(left, drawn, condition=False)):
+        if _equal(got, _truth(left, drawn, same_from=lambda k: k)):
             return f"{case}: after the first token only cards that begin with it are possible"
+        if _equal(got, _truth(left, drawn, same_from=lambda k: max(k - 1, 0))):
+            return f"{case}: all tokens so far must be the drawn card's, not only the last one"
         if _equal(got, [dict.fromkeys(row, 1 / len(row)) for row in want]):
             return f"{case}: the *cards* are equally likely, not the tokens: count them"
         if any(not math.isclose(sum(row.values()), 1, abs_tol=1e-6) for row in got):

@@ -31,6 +31,14 @@ def _numbers(c: ModelConfig, context: int) -> dict[str, int]:
         "the cache holds G key heads, not H": right + 2 * cache * (H // G - 1),
         "each layer has a cache of its own": layers + head + 2 * cache // c.num_hidden_layers,
         "a gated feed-forward block has three matrices": right - c.num_hidden_layers * mlp,
+        "each weight is read once, although it takes part in two operations": 2 * right,
+        "all layers are read, not one": (right - head) // c.num_hidden_layers + head,
+        "attention has a fourth matrix, after the heads": right - c.num_hidden_layers * C * H * D,
+        "this config gives head_dim itself: it need not be C / H": (
+            right - c.num_hidden_layers * (2 * H + 2 * G) * (C * D - C * (C // H))
+            if D != C // H
+            else -1
+        ),
         "k and v are G heads wide, not H": (
             right + c.num_hidden_layers * 2 * C * D * (H - G) if H != G else -1
         ),
@@ -86,6 +94,7 @@ def _fold(answer: Callable[[Tensor, list[Tensor]], Tensor]) -> str | None:
             shape = tuple(got.shape) if isinstance(got, Tensor) else type(got).__name__
             return f"{case}: M should be {tuple(whole.shape)}, not {shape}"
         right = whole * g * size**0.5
+        got = got.to(right.dtype)
         if torch.allclose(got, right, atol=1e-5, rtol=1e-4):
             continue
         slips = {
@@ -95,6 +104,10 @@ def _fold(answer: Callable[[Tensor, list[Tensor]], Tensor]) -> str | None:
             ),
             "the mean of the squares is |x|^2 / C, and its root has sqrt(C), not C": (
                 whole * g * size
+            ),
+            "C counts the columns, not the rows of M": whole * g * len(whole) ** 0.5,
+            "C counts the columns, not the rows of a matrix": torch.cat(
+                [w * g * len(w) ** 0.5 for w in kept[1:]]
             ),
             "the norm's weight g is missing": whole * size**0.5,
             "the norm multiplies by g, it does not divide": whole / g * size**0.5,

@@ -46,6 +46,16 @@ def shares_of_all(left, drawn):
     ]
 
 
+def by_the_last_token(left, drawn):
+    """Looks at the token before only: "a red" and "one red" are mixed."""
+    found = []
+    for k in range(len(drawn)):
+        same = [c for c in left if len(c) > k and (k == 0 or c[k - 1] == drawn[k - 1])]
+        following = Counter(card[k] for card in same)
+        found.append({t: n / following.total() for t, n in following.items()})
+    return found
+
+
 def swapped(left, drawn):
     """Sums to 1, and is wrong at the first token."""
     return [{drawn[0]: 1.0}, *targets(left, drawn)[1:]] if len(drawn) > 1 else targets(left, drawn)
@@ -98,6 +108,7 @@ WRONG = [
         "only cards that begin",
     ),
     ("10_exact_targets.2", flat, "not the tokens"),
+    ("10_exact_targets.2", by_the_last_token, "all tokens so far"),
     ("10_exact_targets.2", shares_of_all, "sum to 1"),
     ("10_exact_targets.2", swapped, "token 1 is not right"),
     ("10_exact_targets.2", lambda left, drawn: targets(left, drawn)[:1], "a list of 2"),

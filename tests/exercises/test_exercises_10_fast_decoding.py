@@ -1,5 +1,7 @@
 """The graders of 10_fast_decoding accept right answers and say what is wrong with wrong ones."""
 
+from dataclasses import replace
+
 import torch
 
 from minillm.config import ModelConfig
@@ -28,6 +30,20 @@ def most(**slip):
     return lambda c, bandwidth, size, context: bandwidth / (size * read(c, context, **slip))
 
 
+def one_layer(c, bandwidth, size, context):
+    return most()(replace(c, num_hidden_layers=1), bandwidth, size, context)
+
+
+def without_output(c, bandwidth, size, context):
+    o = c.num_hidden_layers * c.hidden_size * c.num_attention_heads * c.head_dim
+    return bandwidth / (size * (read(c, context) - o))
+
+
+def narrow_heads(c, bandwidth, size, context):
+    c = replace(c, head_dim=c.hidden_size // c.num_attention_heads)
+    return most()(c, bandwidth, size, context)
+
+
 def counted(c, bandwidth, size, context):
     """Another right way: count a model's weights, norms and all."""
     with torch.device("meta"):
@@ -54,6 +70,10 @@ def by_diagonal(g, matrices):
     return torch.cat([w @ torch.diag(g) for w in matrices]) * len(g) ** 0.5
 
 
+def in_float64(g, matrices):
+    return torch.cat(matrices).double() * g * len(g) ** 0.5
+
+
 def on_rows(g, matrices):
     whole = torch.cat(matrices)
     right = whole * g * len(g) ** 0.5
@@ -76,6 +96,10 @@ WRONG = [
     ("10_fast_decoding.1", most(kv=query_heads), "G heads wide"),
     ("10_fast_decoding.1", lambda c, b, s, n: 1 / most()(c, b, s, n), "seconds a token"),
     ("10_fast_decoding.1", lambda c, b, s, n: most()(c, b, 1, n), "has 4 bytes"),
+    ("10_fast_decoding.1", lambda c, b, s, n: most()(c, b, 2 * s, n), "read once"),
+    ("10_fast_decoding.1", one_layer, "all layers"),
+    ("10_fast_decoding.1", without_output, "a fourth matrix"),
+    ("10_fast_decoding.1", narrow_heads, "need not be C / H"),
     ("10_fast_decoding.1", lambda c, b, s, n: 17.0, "are possible"),
     ("10_fast_decoding.2", lambda g, ws: torch.cat(ws) * g, "where did sqrt(C) go"),
     ("10_fast_decoding.2", lambda g, ws: torch.cat(ws) * g / len(g) ** 0.5, "the wrong side"),
@@ -84,6 +108,12 @@ WRONG = [
     ("10_fast_decoding.2", lambda g, ws: torch.cat(ws) / g * len(g) ** 0.5, "does not divide"),
     ("10_fast_decoding.2", lambda g, ws: fold(g, ws[::-1]), "another order"),
     ("10_fast_decoding.2", lambda g, ws: fold(g, ws).T, "M should be (7, 6)"),
+    ("10_fast_decoding.2", lambda g, ws: torch.cat(ws) * g * sum(map(len, ws)) ** 0.5, "of M"),
+    (
+        "10_fast_decoding.2",
+        lambda g, ws: torch.cat([w * g * len(w) ** 0.5 for w in ws]),
+        "the rows of a matrix",
+    ),
     ("10_fast_decoding.2", on_rows, "belongs to the columns"),
     ("10_fast_decoding.2", in_place, "changes its arguments"),
     ("10_fast_decoding.3", {**COMPILATIONS, ONE: 50}, "changes from step to step"),
@@ -102,6 +132,7 @@ def test_other_right_ways():
 
     assert grade("10_fast_decoding.1", counted).status == "correct"
     assert grade("10_fast_decoding.2", by_diagonal).status == "correct"
+    assert grade("10_fast_decoding.2", in_float64).status == "correct"
 
 
 def test_the_predicted_compilations_are_those_that_happen():
