@@ -21,7 +21,10 @@ def nucleus(answer: Callable[[list[float], float], Sequence[int]]) -> str | None
             kept: list[int] = []
             while sum(probs[i] for i in kept) < p - 1e-9:
                 kept.append(order[len(kept)])
-            got, case = [int(i) for i in answer(list(probs), p)], f"for {probs} and p = {p}"
+            found, case = list(answer(list(probs), p)), f"for {probs} and p = {p}"
+            got = [int(i) for i in found]
+            if got != found:
+                return f"{case} return the indices of the tokens, not {found}"
             if got == sorted(kept):
                 continue
             if not got:
@@ -51,12 +54,14 @@ def crossed_bucket(answer: Callable[[list[float], float], Sequence[float]]) -> s
         place = next(i for i in range(len(masses)) if sum(masses[: i + 1]) >= p)
         above, case = sum(masses[:place]), f"for {masses} and p = {p}"
         found = answer(list(masses), p)
-        if not isinstance(found, tuple | list) or len(found) != 2:
+        if not hasattr(found, "__len__") or len(found) != 2:
             return "return two numbers: the index, and the mass above it"
         index, mass = int(found[0]), float(found[1])
-        if index == place and abs(mass - above) < 1e-9:
+        if index == place and abs(mass - above) < 1e-6:
             continue
-        if index == place and abs(mass - above - masses[place]) < 1e-9:
+        if 0 < float(found[0]) < 1:
+            return f"{case} the index comes first, then the mass above it"
+        if index == place and abs(mass - above - masses[place]) < 1e-6:
             return f"{case} your mass includes the bucket itself; only what is above it counts"
         if index == place + 1:
             return f"{case} bucket {place} already reaches p, yours is one too far"

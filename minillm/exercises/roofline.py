@@ -33,6 +33,8 @@ def _intensity(answer: Any) -> str | None:
             return f"{case}: write a number such as 0.5, not {value!r}"
         if math.isclose(value, wanted, rel_tol=1e-6):
             continue
+        if case.endswith("int8") and math.isclose(value, 8, rel_tol=1e-6):
+            return f"{case}: not {value:g}; that is bfloat16, a number in int8 has one byte"
         if math.isclose(value, wanted / 2, rel_tol=1e-6):
             return f"{case}: not {value:g}; a multiplication and an addition are two operations"
         if math.isclose(value, 1 / wanted, rel_tol=1e-6):
@@ -69,7 +71,7 @@ def _step_seconds(answer: Callable[..., float]) -> str | None:
             want = _least(texts, context, chip)
             if math.isclose(got, want, rel_tol=1e-6):
                 continue
-            case = f"{texts} texts of {context} tokens"
+            case = f"texts = {texts}, context = {context}"
             weights, kept = chip["weights"], chip["kept"]
             reading = (weights + texts * context * kept) / chip["bandwidth"]
             computing = texts * chip["operations"] / chip["peak"]
@@ -83,11 +85,13 @@ def _step_seconds(answer: Callable[..., float]) -> str | None:
                 weights / chip["bandwidth"]: "the caches have to be read, too",
                 max((weights + context * kept) / chip["bandwidth"], computing): "each text has "
                 "a cache of its own",
+                max((weights + texts * kept) / chip["bandwidth"], computing): "`kept` bytes are "
+                "for one token, and each text has `context` of them",
             }
             for value, why in known.items():
                 if math.isclose(got, value, rel_tol=1e-6):
                     return f"{case}: {why}"
-            return f"{case}: {want:.4g} seconds, not {got:.4g}"
+            return f"{case}: {want:.6g} seconds, not {got:.6g}"
     return None
 
 
@@ -124,6 +128,13 @@ def _most_texts(answer: Callable[..., int]) -> str | None:
                 return f"{case}: not even one text fits; the answer is 0, not {got}"
             if got == want + 1:
                 return f"{case}: {got} texts are one too many: round down"
+            if got == max(
+                0,
+                math.floor(
+                    min(room + chip["weights"] / (context * chip["kept"]), reading, computing)
+                ),
+            ):
+                return f"{case}: the weights lie in the same memory as the caches"
             parts = {"memory": room, "reading": reading, "computing": computing}
             for name in parts:
                 others = min(value for key, value in parts.items() if key != name)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from numbers import Real
 from typing import Any
 
 import torch
@@ -99,7 +100,7 @@ def wrong_number(answer: Any, questions: dict[str, tuple[float, str]], how_many:
     for key, value in answer.items():
         if value is ...:
             return f"{key!r} is not filled in yet"
-        if isinstance(value, bool) or not isinstance(value, int | float):
+        if isinstance(value, bool) or not isinstance(value, Real):
             return f"{key!r}: write a number, not {value!r}"
     wrong = [key for key, (right, _) in questions.items() if abs(answer[key] - right) > 0.006]
     if not wrong:

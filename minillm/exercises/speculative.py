@@ -106,10 +106,10 @@ def best_number(answer: Callable[[float, float], int]) -> str | None:
         if got == want:
             continue
         case = f"a = {a}, c = {c}"
-        if want == 0:
-            return f"{case}: with K = {got} it is slower than without ({speeds[got]:.2f}): 0"
         if speeds[got] >= max(speeds) - 1e-12:
             return f"{case}: K = {want} is as fast as {got}; the smallest is asked for"
+        if want == 0:
+            return f"{case}: with K = {got} it is slower than without ({speeds[got]:.2f}): 0"
         if got == 50:
             return f"{case}: the most tokens per pass are not the best speed: guesses cost time"
         return f"{case}: K = {got} gives {speeds[got]:.3f}, another gives {max(speeds):.3f}"

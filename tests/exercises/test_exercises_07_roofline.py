@@ -37,6 +37,10 @@ def only_reading(texts, context, *, weights, kept, operations, bandwidth, peak):
     return (weights + texts * context * kept) / bandwidth
 
 
+def one_token(texts, context, *, weights, kept, operations, bandwidth, peak):
+    return max((weights + texts * kept) / bandwidth, texts * operations / peak)
+
+
 def limits(limit, memory, context, *, weights, kept, operations, bandwidth, peak):
     room = (memory - weights) / (context * kept)
     reading = (limit * bandwidth - weights) / (context * kept)
@@ -70,6 +74,10 @@ def may_be_negative(*sizes, **chip):
     return math.floor(min(limits(*sizes, **chip).values()))
 
 
+def weights_elsewhere(limit, memory, *sizes, **chip):
+    return most_texts(limit, memory + chip["weights"], *sizes, **chip)
+
+
 def rounded_up(*sizes, **chip):
     return max(0, math.ceil(min(limits(*sizes, **chip).values())))
 
@@ -84,12 +92,15 @@ WRONG = [
     (ONE, {**INTENSITY, PROMPTS: 100}, "share one reading"),
     (ONE, {**INTENSITY, "8 texts, weights in int8": ...}, "not filled in yet"),
     (ONE, {**INTENSITY, "8 texts, weights in int8": True}, "write a number"),
+    (ONE, {**INTENSITY, "8 texts, weights in int8": 8}, "has one byte"),
     (ONE, {"1 text": 1}, "with the five cases"),
     (TWO, added, "not the sum"),
     (TWO, faster, "here reading takes longer"),
     (TWO, weights_for_each, "once per step for all texts"),
     (TWO, one_cache, "a cache of its own"),
     (TWO, only_reading, "computing takes longer than reading"),
+    (TWO, one_token, "each text has `context` of them"),
+    (THREE, weights_elsewhere, "in the same memory"),
     (THREE, without("room"), "forget a limit: memory"),
     (THREE, without("reading"), "forget a limit: reading"),
     (THREE, without("computing"), "forget a limit: computing"),

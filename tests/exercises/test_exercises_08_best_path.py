@@ -1,5 +1,6 @@
 """Each grader of the best path accepts a right answer and says what is wrong with wrong ones."""
 
+import functools
 import math
 
 
@@ -75,6 +76,22 @@ def can_be_cut(text, words):
     return min(count_cuts(text, words), 1)
 
 
+def deep(text, probs):
+    """Right on short texts: a recursion with a memo."""
+
+    @functools.cache
+    def best_from(start, previous):
+        if start == len(text):
+            return 0.0, []
+        ends = range(start + 1, len(text) + 1)
+        pairs = [(probs.get((previous, text[start:end])), end) for end in ends]
+        found = [(p, end, *best_from(end, text[start:end])) for p, end in pairs if p]
+        options = [(math.log(p) + v, [text[start:e], *w]) for p, e, v, w in found]
+        return max(options, default=(-math.inf, []))
+
+    return best_from(0, "<s>")[1]
+
+
 RIGHT = {
     "08_best_path.1": segment_with_bigrams,
     "08_best_path.2": count_cuts,
@@ -86,6 +103,8 @@ WRONG = [
     ("08_best_path.1", lambda text, probs: list(text), "for every last word"),
     ("08_best_path.1", longest_first, "is less probable than"),
     ("08_best_path.1", products, "a product of 2000 probabilities"),
+    ("08_best_path.1", deep, "too deep for a recursion"),
+    ("08_best_path.1", lambda text, probs: " ".join(text), "a list of words"),
     ("08_best_path.2", by_recursion, "from left to right"),
     ("08_best_path.2", empty_has_none, "no words at all"),
     ("08_best_path.2", can_be_cut, "has 5 cuts, you return 1"),

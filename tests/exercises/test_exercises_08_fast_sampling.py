@@ -1,5 +1,9 @@
 """Each grader of fast sampling accepts a right answer and says what is wrong with wrong ones."""
 
+import torch
+
+from minillm.exercises import grade
+
 
 def best_first(probs, p, *, crossing=True):
     kept, mass = [], 0.0
@@ -43,8 +47,24 @@ WRONG = [
         lambda probs, p: list(range(len(best_first(probs, p)))),
         "the first tokens of the list",
     ),
+    (
+        "08_fast_sampling.1",
+        lambda probs, p: [probs[i] for i in best_first(probs, p)],
+        "the indices of the tokens",
+    ),
+    ("08_fast_sampling.2", lambda m, p: crossed(m, p)[::-1], "the index comes first"),
     ("08_fast_sampling.2", lambda m, p: crossed(m, p, own=True), "only what is above"),
     ("08_fast_sampling.2", lambda m, p: crossed(m, p, strict=True), "one too far"),
     ("08_fast_sampling.2", lambda m, p: crossed(m, p)[0], "return two numbers"),
     ("08_fast_sampling.2", lambda m, p: (crossed(m, p)[0] - 1, 0.0), "one too early"),
 ]
+
+
+def test_masses_of_float32_tensors_are_accepted():
+    def crossed32(masses, p):
+        total = torch.tensor(masses).cumsum(0)
+        place = int((total < p).sum())
+        return place, total[place] - masses[place]
+
+    result = grade("08_fast_sampling.2", crossed32)
+    assert result.status == "correct", result.message

@@ -1,5 +1,8 @@
 """Each grader of speculation accepts right answers and says what is wrong with wrong ones."""
 
+from fractions import Fraction
+
+from minillm.exercises import grade
 from minillm.exercises.speculative import PREDICTIONS
 
 
@@ -65,7 +68,18 @@ WRONG = [
     ("08_speculative.2", changed(one=...), "not filled in yet"),
     ("08_speculative.3", lambda a, c: best(a, c, least=1), "slower than without"),
     ("08_speculative.3", lambda a, c: 50, "guesses cost time"),
+    (
+        "08_speculative.3",
+        lambda a, c: best(a, c) or (1 if speed(a, 1, c) > 1 - 1e-12 else 0),
+        "is as fast as 1",
+    ),
     ("08_speculative.3", by_the_formula, "you divide by 1 - a"),
     ("08_speculative.3", lambda a, c: best(a, c, most=4), "another gives"),
     ("08_speculative.3", lambda a, c: float(best(a, c)), "a whole number"),
 ]
+
+
+def test_predictions_may_be_fractions():
+    exact = {key: Fraction(value).limit_denominator(100) for key, value in changed().items()}
+    result = grade("08_speculative.2", exact)
+    assert result.status == "correct", result.message
