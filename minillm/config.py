@@ -262,11 +262,10 @@ def _check_scaling(c: ModelConfig) -> None:
     length = c.max_position_embeddings
     try:
         rope_frequencies(
-            c.head_dim,
+            min(c.head_dim, 4),  # only to see that it can be done: heads may be claimed of any size
             base=c.rope_theta,
             scaling=c.rope_scaling,
             max_position_embeddings=length,
-            device="meta",  # only to see that it can be done
         )
     except ArithmeticError as error:
         given = f"rope_scaling {dict(c.rope_scaling or {})} with rope_theta {c.rope_theta}"

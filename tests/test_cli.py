@@ -124,6 +124,15 @@ def test_prompts_begin_as_the_rows_of_the_training_did(trained, tmp_path, capsys
     assert capsys.readouterr().out == f"{told}\n"
 
 
+def test_a_prompt_begins_as_the_tokenizers_file_asks(trained):
+    """Where it asks for no begin token, only an empty prompt gets the model's."""
+    model, tokenizer = from_pretrained(trained)
+    assert cli._begin(model, tokenizer, "A cat") == tokenizer.encode("A cat")
+    tokenizer.add_bos = False
+    assert cli._begin(model, tokenizer, "A cat") == tokenizer.encode_ordinary("A cat")
+    assert cli._begin(model, tokenizer, "") == [model.config.bos_token_id]
+
+
 def test_training_starts_from_a_saved_model(trained, tmp_path, capsys):
     """With its shape, weights and tokenizer: at rate 0 nothing moves, else the loss goes on."""
     still, moved = tmp_path / "still", tmp_path / "moved"

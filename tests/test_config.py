@@ -145,6 +145,32 @@ def test_no_key_is_taken_for_granted_or_dropped_in_silence():
         )
 
 
+def test_a_real_config_opens_without_a_word():
+    """SmolLM2-135M-Instruct's, as published, and what transformers adds when it reads GGUF."""
+    data = {"architectures": ["LlamaForCausalLM"], "attention_bias": False, "bos_token_id": 1}
+    data |= {"attention_dropout": 0.0, "eos_token_id": 2, "pad_token_id": 2, "hidden_act": "silu"}
+    data |= {"hidden_size": 576, "initializer_range": 0.041666666666666664, "mlp_bias": False}
+    data |= {"intermediate_size": 1536, "is_llama_config": True, "max_position_embeddings": 8192}
+    data |= {"model_type": "llama", "num_attention_heads": 9, "num_hidden_layers": 30}
+    data |= {"num_key_value_heads": 3, "pretraining_tp": 1, "rms_norm_eps": 1e-05}
+    data |= {"rope_interleaved": False, "rope_scaling": None, "rope_theta": 100000}
+    data |= {"tie_word_embeddings": True, "torch_dtype": "bfloat16", "use_cache": True}
+    data |= {"transformers.js_config": {"kv_cache_dtype": {}}, "transformers_version": "4.42.3"}
+    data |= {"_name_or_path": "here", "_model_name_or_path": "there", "unk_token_id": 0}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        config = ModelConfig.from_dict({**data, "vocab_size": 49152})
+    assert (config.rope_theta, config.pad_token_id, config.head_dim) == (100000.0, 2, 64)
+
+
+@pytest.mark.parametrize("key", ["rope_interleaved", "use_mrope", "is_encoder_decoder"])
+def test_keys_that_would_change_numbers_are_refused_by_name(key):
+    data = {"model_type": "llama", "rope_theta": 1e4, **LLAMA}
+    with pytest.raises(ValueError, match=f"{key}=True is not supported"):
+        ModelConfig.from_dict({**data, key: True})
+    assert ModelConfig.from_dict({**data, key: False}) == ModelConfig.from_dict(data)
+
+
 @pytest.mark.parametrize("name", CONFIGS)
 def test_configs_make_the_round_trip_through_transformers(name, tmp_path):
     file = tmp_path / "config.json"

@@ -55,6 +55,9 @@ _ONLY = {
     "scale_attn_by_inverse_layer_idx": ((False,), "attention scores scaled by layer"),
     "add_cross_attention": ((False,), "cross-attention"),
     "partial_rotary_factor": ((1.0,), "rotating only a part of each head"),
+    "rope_interleaved": ((False,), "weights stored for the interleaved rotation"),
+    "use_mrope": ((False,), "positions of several axes"),
+    "is_encoder_decoder": ((False,), "an encoder beside the decoder"),
     "use_bidirectional_attention": ((False,), "attention to later tokens"),
     "quantization_config": ((), "quantized weights"),
 }
@@ -174,6 +177,18 @@ _SILENT = {
     *("num_nextn_predict_layers", "output_router_logits", "routed_scaling_factor", "topk_group"),
     *("topk_method", "scoring_func", "moe_layer_freq", "ep_size", "aux_loss_alpha", "seq_aux"),
     *("num_mtp_layers", "rope_parameters", "model_max_length"),
+    # who made the file and with what; the ids of further tokens
+    *("_model_name_or_path", "_commit_hash", "_attn_implementation", "_num_labels"),
+    *("is_llama_config", "is_decoder", "tokenizer_class", "transformers.js_config"),
+    *("unsloth_version", "unsloth_fixed", "hidden_activation", "chunk_size_feed_forward"),
+    *("unk_token_id", "sep_token_id", "cls_token_id", "mask_token_id", "decoder_start_token_id"),
+    # what a call returns, what another task would name its classes
+    *("output_hidden_states", "output_attentions", "return_dict_in_generate", "torchscript"),
+    *("id2label", "label2id", "problem_type", "finetuning_task", "classifier_dropout"),
+    # older files say here how to generate; we read of generation_config.json the end tokens only
+    *("do_sample", "temperature", "top_k", "top_p", "typical_p", "repetition_penalty"),
+    *("max_length", "min_length", "num_beams", "num_return_sequences", "length_penalty"),
+    *("no_repeat_ngram_size", "early_stopping", "max_new_tokens"),
 }
 
 

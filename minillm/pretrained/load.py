@@ -11,7 +11,7 @@ import re
 import shutil
 import tempfile
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +21,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from minillm.config import ModelConfig
 from minillm.model import CausalLM
@@ -47,14 +48,20 @@ FILES = [
 _REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+|[\w-][\w.-]*")
 
 
-def local_folder(name: str | os.PathLike[str], revision: str | None = None) -> Path:
-    """The folder of that name, or else where the hub's files of that name lie.
+def local_place(name: str | os.PathLike[str], revision: str | None = None) -> Path:
+    """The folder or the GGUF file of that name, or else where the hub's files of that name lie.
 
-    Raises: FileNotFoundError if there is neither, or if the hub cannot be asked.
+    Of a folder that holds a GGUF file and nothing else of a checkpoint, that file.
+    Raises: FileNotFoundError if there is neither, or if the hub cannot be asked; ValueError for a
+        folder with several GGUF files.
     """
     folder = Path(name)
-    if folder.is_dir():
+    if folder.is_file():
         return folder
+    if folder.is_dir():
+        return _only_file(folder) or folder
+    if folder.suffix == ".gguf":
+        raise FileNotFoundError(f"no file {str(name)!r}")
     if not isinstance(name, str) or not _REPOSITORY.fullmatch(name) or name.startswith("."):
         raise FileNotFoundError(f"no folder {str(name)!r} (and no name 'owner/model' of the hub)")
     try:
@@ -70,6 +77,17 @@ def local_folder(name: str | os.PathLike[str], revision: str | None = None) -> P
         raise FileNotFoundError(
             f"no folder {name!r}, and not from the hub: {what}: {reason}"
         ) from error
+
+
+def _only_file(folder: Path) -> Path | None:
+    """The GGUF file of a folder without a config, if there is one."""
+    found = sorted(path for path in folder.glob("*.gguf") if path.is_file())
+    if not found or resolve(folder / "config.json").exists():
+        return None
+    if len(found) > 1:
+        names = ", ".join(path.name for path in found)
+        raise ValueError(f"{folder} holds several GGUF files, name one of them: {names}")
+    return found[0]
 
 
 WEIGHTS = "model.safetensors"
@@ -92,40 +110,71 @@ def from_pretrained(
     device: torch.device | str | None = None,
     revision: str | None = None,
 ) -> tuple[CausalLM, Any]:
-    """The model and the tokenizer (None if there is none) of a folder or a repository on the hub.
+    """The model and the tokenizer, None if there is none, of a folder, a GGUF file or a repository.
 
     Weights keep the file's dtype unless `dtype` says otherwise; where a file mixes them, the
-    config's decides, else the embedding's. What `generation_config.json` says of end tokens holds.
-    The model is in evaluation mode. A save of the folder that was interrupted is completed first,
-    or read where it lies if the folder cannot be written.
+    config's decides, else the embedding's; a GGUF file's become float32. What
+    `generation_config.json` says of end tokens holds. The model is in evaluation mode. A save of
+    the folder that was interrupted is completed first, or read where it lies if the folder cannot
+    be written.
     Raises: ValueError if a weight is missing, unexpected or of another shape, each named, or if the
         family is unknown; FileNotFoundError if there is no such folder and no hub to ask.
     """
-    wanted = _dtype(dtype)
-    folder = local_folder(name, revision)
+    wanted, place = _dtype(dtype), local_place(name, revision)
+    if place.is_file():
+        model, tokenizer = _from_gguf(place, wanted, device)
+    else:
+        model, tokenizer = _from_folder(place, wanted, device)
+    model.tie_weights()
+    if model.config.family.rotary:
+        model.model.rotary = model.model.make_rotary()
+        if device is not None:
+            model.model.rotary.to(device)
+    return model.eval(), tokenizer
+
+
+def _from_folder(
+    folder: Path, wanted: torch.dtype | None, device: torch.device | str | None
+) -> tuple[CausalLM, Any]:
     with suppress(OSError):  # not ours to write, or in use: then read where it lies
         recover(folder)
     data = read_json(folder / "config.json")
     config = ModelConfig.from_dict({**data, **_ends(folder)})
     tensors = read_weights(_read_tensors(folder), config)
-    _check_layers(tensors, config, folder)
-    try:
-        with torch.device("meta"):
-            model = CausalLM(config)
-    except (RuntimeError, OverflowError) as error:  # sizes that no tensor can have
-        raise ValueError(f"{folder} has a config of which no model can be made: {error}") from None
-    _check_tensors(tensors, model, folder)
+    model = _fitting_model(config, tensors, folder)
     if wanted is None and len({v.dtype for v in tensors.values()}) > 1:
         given = data.get("dtype") or data.get("torch_dtype")
         wanted = _dtype(given) or tensors["model.embed_tokens.weight"].dtype
     tensors = {k: v.to(device=device, dtype=wanted) for k, v in tensors.items()}
     model.load_state_dict(tensors, strict=False, assign=True)
-    model.tie_weights()
-    if config.family.rotary:
-        model.model.rotary = model.model.make_rotary()
-        if device is not None:
-            model.model.rotary.to(device)
-    return model.eval(), _load_tokenizer(folder)
+    return model, _load_tokenizer(folder)
+
+
+def _from_gguf(
+    path: Path, wanted: torch.dtype | None, device: torch.device | str | None
+) -> tuple[CausalLM, Any]:
+    from minillm.pretrained import gguf
+
+    header = gguf.read_header(path)
+    config = gguf.read_config(header)
+    shapes = {k: torch.empty(v, device="meta") for k, v in gguf.shapes(header).items()}
+    model = _fitting_model(config, shapes, path)
+    tokenizer = gguf.read_tokenizer(header)
+    weights = gguf.read_weights(header, config)
+    tensors = {k: v.to(device=device, dtype=wanted) for k, v in weights}
+    model.load_state_dict(tensors, strict=False, assign=True)
+    return model, tokenizer
+
+
+def _fitting_model(config: ModelConfig, tensors: Mapping[str, Tensor], place: Path) -> CausalLM:
+    """A model without numbers for these tensors. Raises: ValueError if they do not fit it."""
+    _check_sizes(tensors, config, place)
+    try:
+        model = empty_model(config)
+    except (RuntimeError, OverflowError) as error:  # sizes that no tensor can have
+        raise ValueError(f"{place} has a config of which no model can be made: {error}") from None
+    _check_tensors(tensors, model, place)
+    return model
 
 
 def save_pretrained(
@@ -178,6 +227,30 @@ def save_pretrained(
             write_json(staging / INDEX, {"metadata": {"total_size": size}, "weight_map": places})
 
 
+class _ShapesAlone(TorchFunctionMode):
+    """Tensors have shapes and no numbers inside, but for the angles of the rotation.
+
+    On the meta device alone, drawing weights and computing the angles would give nothing, and
+    import torch's compiler for it, which takes two seconds.
+    """
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        kwargs = dict(kwargs or {})
+        if function.__name__ in ("normal_", "uniform_", "kaiming_uniform_"):
+            return None  # torch.nn.init's and tensors' own, whose value nobody uses
+        if function is torch.arange:  # with which every rotation begins
+            kwargs["device"] = "cpu"
+        return function(*args, **kwargs)
+
+
+def empty_model(config: ModelConfig) -> CausalLM:
+    """A model whose weights have shapes and no numbers, to be filled from a file."""
+    with torch.device("meta"), _ShapesAlone():
+        return CausalLM(config)
+
+
 def _state_of(model: CausalLM) -> dict[str, Tensor]:
     """The weights that a checkpoint of the config holds, under our names.
 
@@ -189,8 +262,7 @@ def _state_of(model: CausalLM) -> dict[str, Tensor]:
 
         if isinstance(model, PackedLM):  # a copy of the weights lies beside the model's own
             state = {k: v for k, v in state.items() if k.startswith(("model.", "lm_head."))}
-    with torch.device("meta"):
-        wanted = CausalLM(replace(model.config, num_hidden_layers=1)).state_dict()
+    wanted = empty_model(replace(model.config, num_hidden_layers=1)).state_dict()
     layers = model.config.num_hidden_layers
     number = sum(layers if name.startswith("model.layers.") else 1 for name in wanted)
     in_layer = re.compile(r"(?<=^model\.layers\.)[0-9]+(?=\.)")
@@ -313,18 +385,21 @@ def _tensors_of(path: Path) -> Iterator[tuple[str, Tensor]]:
         raise ValueError(f"{path} is damaged or no safetensors file: {error}") from None
 
 
-def _check_layers(names: Iterable[str], config: ModelConfig, folder: Path) -> None:
-    """Raises: ValueError if the config has layers of which no weight is there.
+def _check_sizes(tensors: Mapping[str, Tensor], config: ModelConfig, folder: Path) -> None:
+    """Raises: ValueError if the config has layers of which no weight is there, or too large heads.
 
-    Before a model is made of the config, which may claim any number of them.
+    Before a model is made of the config, which may claim any size.
     """
-    found = (re.match(r"model\.layers\.([0-9]{1,9})\.", name) for name in names)
+    found = (re.match(r"model\.layers\.([0-9]{1,9})\.", name) for name in tensors)
     layers = {int(match[1]) for match in found if match}
     absent = (i for i in range(config.num_hidden_layers) if i not in layers)
     if (first := next(absent, None)) is not None:
         total = config.num_hidden_layers
         there = f"there are {total}, and weights of {sum(i < total for i in layers)}"
         message = f"missing: model.layers.{first} (by the config {there})"
+        raise ValueError(f"{folder} does not fit its config: {message}")
+    if config.head_dim > (largest := max(t.numel() for t in tensors.values())):
+        message = f"head_dim is {config.head_dim}, the largest weight has {largest} numbers"
         raise ValueError(f"{folder} does not fit its config: {message}")
 
 

@@ -97,7 +97,8 @@ class BPETokenizer:
     """Byte-pair encoding in which ranks are ids, as in tiktoken: a lower rank is merged earlier.
 
     Args:
-        ranks: bytes of each token -> its id; all 256 bytes must be there.
+        ranks: bytes of each token -> its id; all 256 bytes must be there, but for
+            `drop_unknown_bytes`.
         pattern: the regular expression that cuts text into words, or several: each cuts what the
             one before has left.
         special_tokens: spelling -> id; text never makes them unless the caller allows it.
@@ -107,6 +108,8 @@ class BPETokenizer:
         add_bos: `encode` puts the begin token first; without one the end token, as GPT-2 does.
         normalizer: "NFC" composes characters before encoding, so decoding returns composed text.
         chat_template: a Jinja2 template for `apply_chat_template`.
+        drop_unknown_bytes: bytes without a token are left out of the ids, as published vocabularies
+            have it that were learnt without them (SmolLM2's lacks 21, control characters and such).
     Raises: ValueError if ids or names repeat, bytes are missing, one of the three is unknown, the
         pattern is bad, the normalizer unknown, or a begin token to be added when there is none.
     """
@@ -124,6 +127,7 @@ class BPETokenizer:
         add_bos: bool = False,
         normalizer: Literal["NFC"] | None = None,
         chat_template: str | None = None,
+        drop_unknown_bytes: bool = False,
     ) -> None:
         self.ranks, self.special_tokens = dict(ranks), dict(special_tokens or {})
         self.added_tokens = dict(added_tokens or {})
@@ -144,13 +148,14 @@ class BPETokenizer:
         self._pre, self.add_bos = make_pre_tokenizer(pattern), add_bos
         self.pattern = self._pre.pattern
         self.normalizer, self.chat_template = normalizer, chat_template
+        self.drop_unknown_bytes = drop_unknown_bytes
+        self._unknown = bytes(byte for byte in range(256) if bytes([byte]) not in self.ranks)
         self._check()
         spellings = sorted(map(re.escape, self._named), key=len, reverse=True)
         self._names = re.compile("|".join(spellings)) if spellings else None
 
     def _check(self) -> None:
-        missing = [byte for byte in range(256) if bytes([byte]) not in self.ranks]
-        if missing:
+        if (missing := self._unknown) and not self.drop_unknown_bytes:
             raise ValueError(f"{len(missing)} of the 256 bytes have no id, first {missing[0]}")
         if twice := self.special_tokens.keys() & self.added_tokens.keys():
             raise ValueError(f"{min(twice)!r} is special and not special")
@@ -252,7 +257,7 @@ class BPETokenizer:
         return Memo(self._encode_word)
 
     def _encode_word(self, word: str) -> list[int]:
-        data = word.encode()
+        data = word.encode().translate(None, delete=self._unknown)
         parts = [data] if data in self.ranks else merge_word(data, self.ranks)
         return [self.ranks[part] for part in parts]
 
@@ -371,13 +376,13 @@ class BPETokenizer:
         for token, parts in reversed([*find_merges(self.ranks)]):
             if self.ranks[token] in keep:
                 keep.update(self.ranks[part] for part in parts)
-        old_ids = sorted(keep | {self.ranks[bytes([byte])] for byte in range(256)})
+        old_ids = sorted(keep | {i for token, i in self.ranks.items() if len(token) == 1})
         new_id = {old: new for new, old in enumerate(old_ids)}
         ranks = {token: new_id[i] for token, i in self.ranks.items() if i in new_id}
         special = {token: new_id[i] for token, i in self.special_tokens.items()}
         added = {token: new_id[i] for token, i in self.added_tokens.items()}
         names = ("bos_token", "eos_token", "pad_token", "add_bos", "normalizer", "chat_template")
-        options = {name: getattr(self, name) for name in names}
+        options = {name: getattr(self, name) for name in (*names, "drop_unknown_bytes")}
         return BPETokenizer(ranks, self.pattern, special, added_tokens=added, **options), old_ids
 
     def apply_chat_template(

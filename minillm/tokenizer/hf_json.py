@@ -209,6 +209,7 @@ def arguments(content: Mapping[str, Any]) -> dict[str, Any]:
     found = {"ranks": ranks, "special_tokens": named[True], "added_tokens": named[False]}
     found["pattern"] = _pattern(content["pre_tokenizer"])
     found["normalizer"] = "NFC" if content.get("normalizer") else None
+    found["drop_unknown_bytes"] = model.get("unk_token") is None  # as the library does
     begin = _begin_token(content.get("post_processor"))
     return {**found, "add_bos": True, "bos_token": begin} if begin else found
 
@@ -613,6 +614,8 @@ def to_tiktoken(tokenizer: "BPETokenizer", name: str = "minillm") -> "tiktoken.E
     """
     import tiktoken
 
+    if len(single := [token for token in tokenizer.ranks if len(token) == 1]) < 256:
+        raise ValueError(f"tiktoken needs all 256 bytes, and this tokenizer has {len(single)}")
     if tokenizer.normalizer:
         raise ValueError(
             f"tiktoken has no normalizer, and this tokenizer uses {tokenizer.normalizer}"

@@ -16,7 +16,7 @@ from family_checkpoints import make
 from huggingface_hub.utils import filter_repo_objects
 from tokenizer_folders import write
 
-from minillm.pretrained.load import FILES, from_pretrained, local_folder
+from minillm.pretrained.load import FILES, from_pretrained, local_place
 
 COMMITS = {"main": "a" * 40, "small": "b" * 40}
 NOT_WANTED = ("pytorch_model.bin", "consolidated.safetensors", "original/consolidated.00.pth")
@@ -57,12 +57,12 @@ def run(code, **environment):
 
 FIND = """
 import json
-from minillm.pretrained.load import local_folder
+from minillm.pretrained.load import local_place
 name = "org/tiny.llama-v0"
-found = [str(local_folder(name)), str(local_folder(name, "small")), str(local_folder(name))]
+found = [str(local_place(name)), str(local_place(name, "small")), str(local_place(name))]
 for name, revision in (("org/unknown", None), (name, "v9")):
     try:
-        local_folder(name, revision)
+        local_place(name, revision)
     except FileNotFoundError as error:
         found.append(str(error))
 print(json.dumps(found))
@@ -224,9 +224,9 @@ def test_names_go_to_the_hub_as_they_are(monkeypatch, tmp_path):
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", download)
     for name in ("gpt2", "Qwen/Qwen2.5-0.5B-Instruct", "meta-llama/Llama-3.1-8B", "a_b/c.d-e_f"):
-        assert local_folder(name, "x") == tmp_path
+        assert local_place(name, "x") == tmp_path
         assert asked.pop() == (name, "x")
-    assert local_folder(tmp_path, "x") == tmp_path and not asked
+    assert local_place(tmp_path, "x") == tmp_path and not asked
 
 
 def test_no_folder_and_no_library(monkeypatch, tmp_path):

