@@ -89,11 +89,15 @@ def _pre_norm_layer(answer: Callable[..., Tensor]) -> str | None:
         one, two = ((1 + 0.3 * _draw(C, seed=s)).to(x.dtype) for s in (5, 6))
         mix, bend = (_draw(C, C, seed=s).to(x.dtype) / C**0.5 for s in (7, 8))
 
-        def attention(y: Tensor, mix: Tensor = mix) -> Tensor:
-            return (y @ mix).cumsum(1)
+        read: set[torch.dtype] = set()  # the types that the branches are given
 
-        def mlp(y: Tensor, bend: Tensor = bend) -> Tensor:
-            return F.relu(y @ bend)
+        def attention(y: Tensor, mix: Tensor = mix, read: set[torch.dtype] = read) -> Tensor:
+            read.add(y.dtype)
+            return (y.to(mix.dtype) @ mix).cumsum(1)
+
+        def mlp(y: Tensor, bend: Tensor = bend, read: set[torch.dtype] = read) -> Tensor:
+            read.add(y.dtype)
+            return F.relu(y.to(bend.dtype) @ bend)
 
         def layer(
             norm: Callable[[Tensor, Tensor, float], Tensor] = _rms,
@@ -111,6 +115,8 @@ def _pre_norm_layer(answer: Callable[..., Tensor]) -> str | None:
         got, want = answer(x, attention, mlp, one, two, eps), layer()
         if not torch.equal(x, kept):
             return "x itself has changed: write x = x + ..., which makes a new tensor"
+        if other := read - {x.dtype}:
+            return f"{kind}: a branch is given {other.pop()}: cast the norm's result back"
         if got.dtype != x.dtype:
             return f"a {kind} input should give a {kind} output, yours is {got.dtype}"
         if got.shape != x.shape:

@@ -66,6 +66,10 @@ def next_token(answer: Callable[[list[float], float, float, float], int]) -> str
                 return (
                     f"{case}: the temperature changes nothing; dividing all by t cancels out again"
                 )
+            soft = [math.exp(q / t) for q in probs]
+            soft = [q / sum(soft) for q in soft]
+            if got == [_walk(soft, _nucleus(soft, p), u) for u in numbers]:
+                return f"{case}: softmax takes logits, the logarithms of probabilities"
             first = _nucleus(probs, p)
             late = _powers([q if i in first else 0.0 for i, q in enumerate(probs)], 1 / t)
             if got == [_walk(late, first, u) for u in numbers]:

@@ -202,6 +202,7 @@ RIGHT = {
 }
 WRONG = [
     ("06.1", with_norm(in_its_own_type), "take the mean square in float32"),
+    ("06.1", with_norm(lambda x, w, e: rms_norm(x.float(), w, e)), "cast the norm's result back"),
     ("06.1", with_norm(eps_outside), "eps belongs under the root"),
     ("06.1", with_norm(centred), "you subtract the mean"),
     ("06.1", with_norm(lambda x, w, e: rms_norm(x, torch.ones_like(w), e)), "weights of the norms"),

@@ -42,6 +42,11 @@ def next_token(
     return kept[-1]
 
 
+def softmax_of_probabilities(probs, t, p, u):
+    shaped = [math.exp(q / t) for q in probs]
+    return next_token([q / sum(shaped) for q in shaped], 1.0, p, u)
+
+
 def from_zero_on(probs, t, p, u):
     """Lets the cut tokens stand in the list, and takes the first whose sum is *at least* u."""
     shaped = [q ** (1 / t) for q in probs]
@@ -136,6 +141,7 @@ def using(**options):
 WRONG = [
     ("08.1", using(power=lambda t: t), "wrong way round"),
     ("08.1", using(power=lambda t: 1), "changes nothing"),
+    ("08.1", softmax_of_probabilities, "softmax takes logits"),
     ("08.1", using(cut=False), "nothing is cut"),
     ("08.1", using(crossing=False), "belongs to what is kept"),
     ("08.1", using(scale=False), "sums to less than 1"),
