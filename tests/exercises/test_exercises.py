@@ -96,6 +96,8 @@ def test_stub_and_solution_of_every_exercise(notebook):
     for name in names:
         assert f"{name} unsolved: {exercises.task(name)}" in asked
         assert f"{name} correct: " in solved
+    cells = ["".join(cell["source"]) for cell in json.loads(course.read_text("utf-8"))["cells"]]
+    assert not [c for c in cells if "check(" in c and "NotImplementedError" in c]  # a stub is `...`
 
 
 def test_every_notebook_with_graders_has_answers():

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+from minillm.exercises import grade
 from minillm.exercises.runs_that_survive import KILLED
 from minillm.training.data import WindowBatches
 from minillm.training.trainer import TrainConfig, Trainer
@@ -202,6 +203,16 @@ WRONG = [
     ("09_runs_that_survive.3", {**KILLED, "records kept": ...}, "not filled in"),
     ("09_runs_that_survive.3", [16, 24], "a dictionary"),
 ]
+
+
+class Stub:
+    def __init__(self, model, optimizer): ...
+
+    def put_back(self, model, optimizer): ...
+
+
+def test_a_snapshot_that_keeps_nothing_is_unsolved():
+    assert grade("09_runs_that_survive.1", Stub).status == "unsolved"
 
 
 @pytest.mark.parametrize(
