@@ -45,9 +45,7 @@ def _lens(answer: Callable[[Tensor, Tensor, Tensor, int], Any]) -> str | None:
                 vocabulary - 1 - place for place in right
             ],
             "the last norm's weight g is missing": _places(states, ones, embedding, token),
-            "a norm multiplies by g, it does not divide": _places(
-                states, 1 / g, embedding, token
-            ),
+            "a norm multiplies by g, it does not divide": _places(states, 1 / g, embedding, token),
         }
         for said, wrong in slips.items():
             if got == wrong:
@@ -192,9 +190,9 @@ def _four_bits(answer: Callable[[Tensor, int], Tensor]) -> str | None:
         if block < columns:
             slips["one step serves the whole row: each block has its own"] = _q4_0(weight, columns)
         if rows % block == 0:
-            slips["these blocks run down the columns; they should lie in the rows"] = (
-                _q4_0(weight.T, block).T
-            )
+            slips["these blocks run down the columns; they should lie in the rows"] = _q4_0(
+                weight.T, block
+            ).T
         for said, wrong in slips.items():
             if torch.allclose(got, wrong, atol=1e-5):
                 return f"{case}: {said}"
