@@ -2,6 +2,7 @@
 
     python -m minillm train --output-dir runs/first --steps 500
     python -m minillm generate runs/first --count 3
+    python -m minillm generate model.gguf --prompt "The sky is"
     python -m minillm eval runs/first
     torchrun --nproc-per-node 2 -m minillm train --output-dir runs/two --parallel fsdp
 
@@ -59,7 +60,7 @@ def parser() -> argparse.ArgumentParser:
 
     _train_options(command("train", train, "train a model on stories or on a text file"))
     one = command("generate", generate_texts, "print texts of a saved model")
-    one.add_argument("folder", type=Path)
+    one.add_argument("folder", type=Path, help="of a saved model; or a GGUF file")
     one.add_argument("--prompt", default="", help="the beginning; empty: the model begins")
     one.add_argument("--count", type=int, default=1)
     one.add_argument("--max-new-tokens", type=int, default=400)
@@ -67,7 +68,7 @@ def parser() -> argparse.ArgumentParser:
     one.add_argument("--top-k", type=int)
     one.add_argument("--top-p", type=float)
     one = command("eval", evaluate_folder, "bits per byte, floor and share of valid stories")
-    one.add_argument("folder", type=Path)
+    one.add_argument("folder", type=Path, help="of a saved model; or a GGUF file")
     one.add_argument("--corpus", choices=["stories-en", "stories-zh"], default="stories-en")
     one.add_argument("--documents", type=int, default=500, help="held-out stories to measure on")
     one.add_argument("--samples", type=int, default=200, help="stories to sample and to parse")
@@ -669,13 +670,14 @@ def evaluate_folder(a: argparse.Namespace) -> None:
 
 
 def _load(a: argparse.Namespace) -> tuple[Any, Any]:
-    """Model and tokenizer of the folder."""
+    """Model and tokenizer of the folder or of the GGUF file."""
     import torch
 
     from minillm.pretrained.load import from_pretrained
 
-    if not a.folder.is_dir():
-        raise FileNotFoundError(f"there is no folder {a.folder}")
+    if not a.folder.exists():
+        kind = "file" if a.folder.suffix == ".gguf" else "folder"
+        raise FileNotFoundError(f"there is no {kind} {a.folder}")
     model, tokenizer = from_pretrained(a.folder, dtype=torch.float32, device=device(a))
     if tokenizer is None:
         raise ValueError(f"{a.folder} has no tokenizer")

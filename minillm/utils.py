@@ -262,7 +262,7 @@ def read_json(path: Path) -> dict[str, Any]:
     if not found.is_file():
         raise FileNotFoundError(f"{path.parent} has no {path.name}")
     try:
-        text = found.read_text(encoding="utf-8")
+        text = found.read_bytes().decode()
         content = json.loads(text, object_pairs_hook=_each_key_once)
     except KeyError as error:
         raise ValueError(f"{path} holds the key {error.args[0]!r:.60} twice") from None

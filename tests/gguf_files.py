@@ -24,7 +24,8 @@ CONFIGS = {
     "llama": lambda: t.LlamaConfig(**SIZES, **ENDS, rope_theta=5e4),
     "llama-tied": lambda: t.LlamaConfig(**SIZES, **ENDS, tie_word_embeddings=True),
     "qwen2": lambda: t.Qwen2Config(**SIZES, **ENDS, rope_theta=1e6, tie_word_embeddings=True),
-    "qwen3": lambda: t.Qwen3Config(**SIZES, **ENDS, head_dim=32, rope_theta=1e6),
+    # transformers' reader of files overlooks key_length and takes Qwen 3 to have heads of 128
+    "qwen3": lambda: t.Qwen3Config(**SIZES, **ENDS, head_dim=128, rope_theta=1e6),
 }
 
 KINDS = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1")

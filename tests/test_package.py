@@ -28,10 +28,11 @@ HEAVY = (
     "torch._dynamo",
     "jinja2",
     "IPython",
+    "gguf",
 )
 
 OPTIONAL = ("matplotlib", "transformers", "tokenizers", "tiktoken", "jinja2", "IPython")
-OPTIONAL += ("huggingface_hub", "nbformat", "nbclient")
+OPTIONAL += ("huggingface_hub", "nbformat", "nbclient", "gguf")
 
 
 @pytest.mark.parametrize(

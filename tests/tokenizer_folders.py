@@ -22,6 +22,8 @@ from tokenizers import (
     trainers,
 )
 
+from minillm.tokenizer.several_patterns import DEEPSEEK_V3_PATTERNS
+
 transformers.logging.set_verbosity_error()
 
 LLAMA2_CHAT = """
@@ -143,8 +145,7 @@ def falcons() -> Tokenizer:
 
 
 def deepseeks() -> Tokenizer:
-    patterns = (r"\p{N}{1,3}", "[一-龥]+", r"[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+")
-    steps = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in patterns]
+    steps = [pre_tokenizers.Split(Regex(p), "isolated") for p in DEEPSEEK_V3_PATTERNS]
     steps.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False))
     tokenizer = byte_level(steps, ("<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>"))
     return begins_with(tokenizer, "<｜begin▁of▁sentence｜>")

@@ -4,6 +4,8 @@ Every count is compared with the file's size before anything is made of it. The 
 them blocks of a few bits a number, become float32 by the library gguf.
 """
 
+# Built from notebooks/deeper/10_gguf.ipynb: edit there, then make build.
+
 import math
 import mmap
 import os
@@ -27,35 +29,23 @@ from minillm.tokenizer.bpe import BPETokenizer
 from minillm.tokenizer.hf_json import check_merges, unspell
 from minillm.tokenizer.pretokenizer import GPT2_PATTERN, LLAMA3_PATTERN, QWEN2_PATTERN
 
-__all__ = ["Header", "Stored", "read_config", "read_header", "read_tokenizer", "read_weights"]
+__all__ = [
+    "Header",
+    "Stored",
+    "our_name",
+    "read_config",
+    "read_header",
+    "read_tokenizer",
+    "read_weights",
+    "shapes",
+]
 
-# The kinds of values by their numbers: what struct calls them, and numpy.
-_NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f"}
-_NUMBERS |= {7: "?", 10: "Q", 11: "q", 12: "d"}
+# The kinds of values by their numbers: what struct calls them.
+_NUMBERS = dict(enumerate("BbHhIif?")) | {10: "Q", 11: "q", 12: "d"}
+
 _STRING, _LIST = 8, 9
 
-
-@dataclass(frozen=True)
-class Stored:
-    """One tensor in a file: its shape as torch counts, how its numbers are written, and where."""
-
-    shape: tuple[int, ...]
-    kind: str
-    start: int  # bytes from the beginning of the file
-    num_bytes: int
-
-
-@dataclass(frozen=True)
-class Header:
-    """What stands before the weights: keys with their values, and where each tensor lies."""
-
-    path: Path
-    keys: Mapping[str, Any]
-    tensors: Mapping[str, Stored]
-
-    def fail(self, what: str) -> NoReturn:
-        """Raises: ValueError that names the file."""
-        raise ValueError(f"{self.path}: {what}")
+_MOST = 1 << 24  # characters, numbers, keys: a hundred times what published files have
 
 
 class _Cursor:
@@ -76,6 +66,8 @@ class _Cursor:
         if count * size > len(self.data) - self.at:
             left = f"the file has {len(self.data) - self.at:,} bytes left"
             self.fail(f"{count:,} {what} of at least {size:,} bytes should follow, and {left}")
+        if count > _MOST:
+            self.fail(f"{count:,} {what} should follow; no header has more than {_MOST:,}")
 
     def numbers(self, form: str, count: int = 1) -> tuple[Any, ...]:
         """The next `count` numbers; `form` as struct has it, always the lowest byte first."""
@@ -85,7 +77,7 @@ class _Cursor:
         self.at += count * size
         return found
 
-    def string(self, longest: int = 1 << 32) -> str:
+    def string(self, longest: int = _MOST) -> str:
         """The next string: its length in bytes, then UTF-8."""
         (length,) = self.numbers("Q")
         if length > longest:
@@ -114,6 +106,29 @@ class _Cursor:
             self.fail(f"a list of values of kind {kind}: not supported")
         self.need(count, struct.calcsize(f"<{_NUMBERS[kind]}"), "numbers")
         return list(self.numbers(_NUMBERS[kind], count))
+
+
+@dataclass(frozen=True)
+class Stored:
+    """One tensor in a file: its shape as torch counts, how its numbers are written, and where."""
+
+    shape: tuple[int, ...]
+    kind: str
+    start: int  # bytes from the beginning of the file
+    num_bytes: int
+
+
+@dataclass(frozen=True)
+class Header:
+    """What stands before the weights: keys with their values, and where each tensor lies."""
+
+    path: Path
+    keys: Mapping[str, Any]
+    tensors: Mapping[str, Stored]
+
+    def fail(self, what: str) -> NoReturn:
+        """Raises: ValueError that names the file."""
+        raise ValueError(f"{self.path}: {what}")
 
 
 def read_header(path: str | os.PathLike[str]) -> Header:
@@ -225,6 +240,7 @@ _SIZES = {
     "attention.head_count": "num_attention_heads",
     "attention.layer_norm_rms_epsilon": "rms_norm_eps",
 }
+
 _OPTIONAL = {
     "attention.head_count_kv": "num_key_value_heads",
     "attention.key_length": "head_dim",
@@ -239,10 +255,15 @@ _ONLY: dict[str, Any] = {
     "attention.causal": True,
     "expert_count": 0,
     "expert_used_count": 0,
-    "tensor_data_layout": "Meta AI original pth",  # q and k as `_FROM_INTERLEAVED` expects them
+    "tensor_data_layout": "Meta AI original pth",  # q and k as `read_weights` expects them
 }
 
-_ENDS = ("eos_token_id", "eot_token_id")  # of a text, of a turn
+# The config's ids, and the keys of the tokenizer that give them.
+_IDS = {
+    "bos_token_id": ("bos_token_id",),
+    "eos_token_id": ("eos_token_id", "eot_token_id"),  # the end of a text, of a turn
+    "pad_token_id": ("padding_token_id",),
+}
 
 
 def read_config(header: Header) -> ModelConfig:
@@ -256,7 +277,7 @@ def read_config(header: Header) -> ModelConfig:
     if not isinstance(name, str) or name not in _ARCHITECTURES:
         known = ", ".join(_ARCHITECTURES)
         header.fail(f"the architecture {name!r} is not supported, only {known}")
-    if keys.get("split.count", 1) > 1:
+    if keys.get("split.count") not in (None, 0, 1):
         header.fail(f"a part of a model in {keys['split.count']} files: join them first")
     ours = {
         key.removeprefix(f"{name}."): v for key, v in keys.items() if key.startswith(f"{name}.")
@@ -265,12 +286,12 @@ def read_config(header: Header) -> ModelConfig:
         header.fail(f"it lacks {', '.join(missing)}")
     found = {new: ours.pop(old) for old, new in (_SIZES | _OPTIONAL).items() if old in ours}
     found |= _found_in_tensors(header)
-    for key in ("bos", "padding"):
-        if (i := keys.get(f"tokenizer.ggml.{key}_token_id")) is not None:
-            found["pad_token_id" if key == "padding" else "bos_token_id"] = i
-    ends = [i for key in _ENDS if (i := keys.get(f"tokenizer.ggml.{key}")) is not None]
-    if ends:
-        found["eos_token_id"] = ends[0] if len({*ends}) == 1 else tuple(ends)
+    for key, places in _IDS.items():
+        ids = [i for k in places if (i := keys.get(f"tokenizer.ggml.{k}")) is not None]
+        if not all(type(i) is int for i in ids):
+            header.fail(f"tokenizer.ggml.{places[0]} must be the id of a token, not {ids[0]!r:.40}")
+        if ids:
+            found[key] = ids[0] if len({*ids}) == 1 else tuple(ids)
     try:
         config = ModelConfig(model_type=_ARCHITECTURES[name], **found)
         config = _with_scaling(header, config)
@@ -410,9 +431,7 @@ def read_tokenizer(header: Header) -> BPETokenizer | None:
     Raises: ValueError if a list is missing or contradicts another, or if text would be cut in a way
         that we do not know.
     """
-    ours = {
-        k.removeprefix("tokenizer.ggml."): v for k, v in header.keys.items() if "tokenizer" in k
-    }
+    ours = {k.removeprefix("tokenizer.ggml."): v for k, v in header.keys.items()}
     kind = ours.get("model")
     if kind != "gpt2":
         if kind is not None:
@@ -433,6 +452,9 @@ def read_tokenizer(header: Header) -> BPETokenizer | None:
 
 def _tokenizer(ours: Mapping[str, Any], cut: str) -> BPETokenizer:
     tokens, merges = (_strings(ours, key) for key in ("tokens", "merges"))
+    template = ours.get("tokenizer.chat_template")
+    if template is not None and not isinstance(template, str):
+        raise ValueError(f"tokenizer.chat_template must be a string, not {template!r:.40}")
     kinds = ours.get("token_type", [_NORMAL] * len(tokens))
     if not isinstance(kinds, list) or len(kinds) != len(tokens):
         raise ValueError(f"tokenizer.ggml.token_type does not fit {len(tokens):,} tokens")
@@ -443,22 +465,22 @@ def _tokenizer(ours: Mapping[str, Any], cut: str) -> BPETokenizer:
             if type(i) is not int or not 0 <= i < len(tokens):
                 raise ValueError(f"tokenizer.ggml.{name}_token_id is {i!r}, no token")
             named[name] = tokens[i]
-    ranks: dict[bytes, int] = {}
+    plain: dict[str, int] = {}
     special: dict[str, int] = {}
     added: dict[str, int] = {}
     for i, (token, kind) in enumerate(zip(tokens, kinds, strict=True)):
         if kind in (_CONTROL, _UNKNOWN) or token in named.values():
-            home: dict[Any, int] = special
+            home = special
         elif kind in (_NORMAL, _USER_DEFINED):
-            home = added if kind == _USER_DEFINED else ranks
+            home = plain if kind == _NORMAL else added
         elif kind == _UNUSED:
             continue  # a row of the embedding that no token has
         else:
             raise ValueError(f"the token {token!r} is of the kind {kind!r}: not supported")
-        key = unspell(token) if home is ranks else token
-        if home.setdefault(key, i) != i:
-            raise ValueError(f"the token {token!r} is there twice, as {home[key]} and as {i}")
-    check_merges(ranks, map(_pair, merges), whole_words=cut in _LLAMA3_NAMES)
+        if home.setdefault(token, i) != i:
+            raise ValueError(f"the token {token!r} is there twice, as {home[token]} and as {i}")
+    ranks = {unspell(token): i for token, i in plain.items()}
+    check_merges(plain, [_pair(merge) for merge in merges], whole_words=cut in _LLAMA3_NAMES)
     return BPETokenizer(
         ranks,
         _PATTERNS[cut],
@@ -469,7 +491,7 @@ def _tokenizer(ours: Mapping[str, Any], cut: str) -> BPETokenizer:
         pad_token=named.get("padding"),
         add_bos=bool(ours.get("add_bos_token", cut in _LLAMA3_NAMES)),
         normalizer="NFC" if cut == "qwen2" else None,
-        chat_template=ours.get("tokenizer.chat_template"),
+        chat_template=template,
         drop_unknown_bytes=True,
     )
 
@@ -481,8 +503,8 @@ def _strings(ours: Mapping[str, Any], key: str) -> list[str]:
     return found
 
 
-def _pair(merge: str) -> tuple[bytes, bytes]:
+def _pair(merge: str) -> tuple[str, str]:
     left, _, right = merge.partition(" ")
     if not left or not right:
         raise ValueError(f"the merge {merge!r} is not two tokens")
-    return unspell(left), unspell(right)
+    return left, right

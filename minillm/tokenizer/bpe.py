@@ -90,7 +90,7 @@ MAX_ID = (1 << 31) - 1
 
 def is_id(value: Any) -> bool:
     """Whether `value` can be the id of a token; True, 0.5 and 10**15 cannot."""
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_ID
+    return type(value) is int and 0 <= value <= MAX_ID
 
 
 class BPETokenizer:

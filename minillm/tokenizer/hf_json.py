@@ -8,16 +8,17 @@ Explained in notebooks/deeper/02_tokenizer_files.
 
 import base64
 import binascii
+import gc
 import hashlib
 import json
 import warnings
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from minillm.tokenizer.bpe import find_merges, is_id
+from minillm.tokenizer.bpe import find_merges, is_id, merge_word
 from minillm.tokenizer.chat import choose_template
 from minillm.tokenizer.pretokenizer import GPT2_PATTERN
 from minillm.tokenizer.trainer import bytes_to_unicode
@@ -34,6 +35,7 @@ __all__ = [
     "check_merges",
     "digest",
     "load",
+    "no_collection",
     "read_config",
     "read_tiktoken",
     "read_tokenizer",
@@ -68,7 +70,8 @@ def read_tiktoken(path: Path) -> dict[bytes, int]:
 
 _STAND_IN = bytes_to_unicode()
 
-_BYTE = {character: byte for byte, character in _STAND_IN.items()}
+# What each character up to U+0143 stands for; those that stand for nothing become U+FFFF.
+_BYTE = dict.fromkeys(range(324), 0xFFFF) | {ord(c): byte for byte, c in _STAND_IN.items()}
 
 
 def spell(token: bytes) -> str:
@@ -79,12 +82,12 @@ def spell(token: bytes) -> str:
 def unspell(spelling: str) -> bytes:
     """The bytes that a spelling stands for. Raises: ValueError if it is not byte-level."""
     try:
-        return bytes(map(_BYTE.__getitem__, spelling))
-    except KeyError:
+        return spelling.translate(_BYTE).encode("latin-1")  # U+0000 to U+00FF as one byte each
+    except UnicodeEncodeError:
         raise ValueError(f"token {spelling!r} is not spelled in bytes: no byte-level BPE") from None
 
 
-def splits(token: bytes, ranks: Mapping[bytes, int]) -> list[tuple[bytes, bytes]]:
+def splits(token: Any, ranks: Mapping[Any, int]) -> list[tuple[Any, Any]]:
     """All ways to make `token` of two others, in the order in which converters list them."""
     pairs = [(token[:i], token[i:]) for i in range(1, len(token))]
     pairs = [pair for pair in pairs if pair[0] in ranks and pair[1] in ranks]
@@ -92,26 +95,86 @@ def splits(token: bytes, ranks: Mapping[bytes, int]) -> list[tuple[bytes, bytes]
 
 
 def check_merges(
-    ranks: Mapping[bytes, int], merges: Iterable[tuple[bytes, bytes]], *, whole_words: bool = False
+    ranks: Mapping[Any, int], merges: Sequence[Sequence[Any]], *, whole_words: bool = False
 ) -> None:
     """Make sure that merging by rank does what the listed merges do, in their order.
 
+    Tokens are bytes, or spelled as in a file.
     Raises: ValueError naming the first token or merge for which it does not.
     """
-    listed, last = defaultdict(set), -1
-    for left, right in merges:
-        rank = ranks.get(left + right)
-        if rank is None or left not in ranks or right not in ranks:
-            raise ValueError(f"the merge of {left!r} and {right!r} is not in the vocabulary")
-        if rank < last:
-            raise ValueError(f"the merge of {left!r} and {right!r} is out of the order of ids")
+    # token -> its rank, and the two tokens that it is made of
+    made: dict[Any, tuple[int, Any, Any]] = {t: (-1, t, t) for t in ranks if len(t) == 1}
+    earliest: dict[Any, int] = {}  # two bytes at a border -> rank of the first token across it
+    last, rank_of, made_of = -1, ranks.get, made.get
+    for pair in merges:
+        left, right = pair
+        token = left + right
+        rank, halves, others = rank_of(token, -1), made_of(left), made_of(right)
+        if rank < last or halves is None or others is None:
+            _refuse_merge(left, right, ranks, last)
+            last = rank
+            continue  # `_merge_anew` will look into it
+        if token in made:
+            continue  # another way to make it, which never comes up
         last = rank
-        listed[left + right].add((left, right))
-    for token, parts in find_merges(ranks):
-        if len(parts) == 2 and tuple(parts) not in listed[token]:
-            raise ValueError(f"{token!r} should be merged from {parts}, which is not listed")
-        if len(parts) > 2 and not (whole_words and listed[token] == {*splits(token, ranks)}):
-            raise ValueError(f"no merge makes the token {token!r}, and ignore_merges does not help")
+        (left_rank, _, inner), (right_rank, outer, _) = halves, others
+        first = earliest.setdefault((left[-1], right[0]), rank)
+        while left_rank >= first or right_rank >= first:  # before that nothing could be across
+            if left_rank > right_rank:
+                left = inner
+                if rank_of(left + right, rank) < left_rank:
+                    break
+                left_rank, _, inner = made[left]
+            else:
+                right = outer
+                if rank_of(left + right, rank) <= right_rank:  # of two equals the left is first
+                    break
+                right_rank, outer, _ = made[right]
+        else:
+            made[token] = (rank, pair[0], pair[1])
+    if len(made) < len(ranks):
+        _merge_anew(ranks, merges, made, whole_words)
+
+
+def _refuse_merge(left: Any, right: Any, ranks: Mapping[Any, int], last: int) -> None:
+    """Raise ValueError unless a listed merge is of known tokens and in the order of ids."""
+    rank = ranks.get(left + right)
+    if rank is None or left not in ranks or right not in ranks:
+        raise ValueError(f"the merge of {left!r} and {right!r} is not in the vocabulary")
+    if rank < last:
+        raise ValueError(f"the merge of {left!r} and {right!r} is out of the order of ids")
+
+
+def _merge_anew(
+    ranks: Mapping[Any, int],
+    merges: Sequence[Sequence[Any]],
+    made: Mapping[Any, Any],
+    whole: bool,
+) -> None:
+    """The same check by merging, for tokens that are not in `made`, and for all that hold one."""
+    unmade = defaultdict(list)  # by their first three bytes
+    for token in ranks:
+        if token not in made:
+            unmade[tuple(token[:3])].append(token)
+    doubtful = {token for tokens in unmade.values() for token in tokens}
+    for token in ranks:
+        found = unmade.keys() & zip(token, token[1:], token[2:], strict=False)
+        if any(inside in token for begin in found for inside in unmade[begin]):
+            doubtful.add(token)
+    listed, lower = defaultdict(set), dict[Any, int]()
+    for left, right in merges:
+        if left + right in doubtful:
+            listed[left + right].add((left, right))
+    for token in sorted(ranks, key=ranks.__getitem__):
+        if token in doubtful:
+            parts = merge_word(token, lower)
+            if len(parts) == 2 and tuple(parts) not in listed[token]:
+                raise ValueError(f"{token!r} should be merged from {parts}, which is not listed")
+            if len(parts) > 2 and not (whole and listed[token] == {*splits(token, ranks)}):
+                raise ValueError(
+                    f"no merge makes the token {token!r}, and ignore_merges does not help"
+                )
+        lower[token] = ranks[token]
 
 
 DIGEST = "minillm_sha256"  # in the model's part of our files; other readers pass over it
@@ -134,12 +197,15 @@ def arguments(content: Mapping[str, Any]) -> dict[str, Any]:
     for token in content.get("added_tokens") or ():
         named[token.get("special", True)][token["content"]] = token["id"]
     ids = named[True] | named[False]
-    vocab = {name: i for name, i in model["vocab"].items() if ids.get(name) != i}
+    vocab = model["vocab"]
+    if doubly := [name for name, i in ids.items() if vocab.get(name) == i]:
+        vocab = {**vocab}
+        for name in doubly:
+            del vocab[name]
     ranks = {unspell(name): i for name, i in vocab.items()}
     pairs = [m.split(" ") if isinstance(m, str) else m for m in model["merges"]]
-    merges = [(unspell(left), unspell(right)) for left, right in pairs]
     if DIGEST not in model:
-        check_merges(ranks, merges, whole_words=model.get("ignore_merges", False))
+        check_merges(vocab, pairs, whole_words=model.get("ignore_merges", False))
     found = {"ranks": ranks, "special_tokens": named[True], "added_tokens": named[False]}
     found["pattern"] = _pattern(content["pre_tokenizer"])
     found["normalizer"] = "NFC" if content.get("normalizer") else None
@@ -399,9 +465,9 @@ def _is_scored(value: Any) -> bool:
 
 
 def _is_merge(value: Any) -> bool:
-    if isinstance(value, str):
-        return value.count(" ") == 1
-    return isinstance(value, list) and [*map(type, value)] == [str, str]
+    if isinstance(value, list):
+        return len(value) == 2 and isinstance(value[0], str) and isinstance(value[1], str)
+    return isinstance(value, str) and value.count(" ") == 1
 
 
 def _is_share(value: Any) -> bool:
@@ -420,6 +486,9 @@ def _check_field(
     key, *rest = place
     items: Iterable[tuple[Any, Any]] = ()
     if key == "*" and isinstance(value, dict | list):
+        values = value.values() if isinstance(value, dict) else value
+        if not rest and all(map(fits, values)):
+            return  # in one go, since there may be 100,000
         items = value.items() if isinstance(value, dict) else enumerate(value)
     elif isinstance(value, dict) and key in value:
         items = [(key, value[key])]
@@ -443,6 +512,18 @@ def _check_ids(content: Mapping[str, Any]) -> None:
     if len(ids) < ids.total():
         shared = max(ids, key=ids.__getitem__)
         raise ValueError(f"two tokens share the id {shared}")
+
+
+@contextmanager
+def no_collection() -> Iterator[None]:
+    """Without Python's search for circles of objects: a large file makes none, in 400,000 lists."""
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collecting:
+            gc.enable()
 
 
 def read_tokenizer(path: Path) -> dict[str, Any]:
@@ -494,13 +575,15 @@ def load(path: Path) -> dict[str, Any]:
     Raises: ValueError if the file is damaged or was edited, or needs a feature that we lack.
     """
     path = path / "tokenizer.json" if path.is_dir() else path
-    content, config = read_tokenizer(path), read_config(path.parent)
-    try:
-        found = arguments(content)
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from None
-    except (KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
-        raise ValueError(f"{path}: not a tokenizer file: {type(error).__name__} {error}") from None
+    with no_collection():
+        content, config = read_tokenizer(path), read_config(path.parent)
+        try:
+            found = arguments(content)
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from None
+        except (KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
+            message = f"{path}: not a tokenizer file: {type(error).__name__} {error}"
+            raise ValueError(message) from None
     more = config.pop("special")
     found = {**config, **found}
     for name in [*(found[name] for name in NAMES), *more]:  # special, as transformers has them

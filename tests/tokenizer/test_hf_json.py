@@ -335,9 +335,11 @@ def edits(content):
         "decoder 'Metaspace'": lambda: content.update(decoder={"type": "Metaspace"}),
         "'Metaspace'": lambda: content.update(pre_tokenizer={"type": "Metaspace"}),
         "pre_tokenizer \\[None\\]": lambda: content.update(pre_tokenizer=None),
-        "'Split', 'Split'": lambda: pre.update(pretokenizers=[split, split, level]),
+        "'Split', 'Metaspace'": lambda: pre.update(
+            pretokenizers=[split, {"type": "Metaspace"}, level]
+        ),
         "add_prefix_space": lambda: level.update(add_prefix_space=True),
-        "its own regex": lambda: level.update(use_regex=True),
+        "its own regex": lambda: pre.update(pretokenizers=[level]),
         "Contiguous": lambda: split.update(behavior="Contiguous"),
         "not a regular expression": lambda: split.update(pattern={"Regex": "("}),
         "'RobertaProcessing'": lambda: content.update(post_processor={"type": "RobertaProcessing"}),
@@ -349,7 +351,7 @@ def edits(content):
         ),
         "lstrip": lambda: content["added_tokens"][0].update(lstrip=True),
         "no byte-level": lambda: model["vocab"].update({"▁the": 900}),
-        "256 bytes": lambda: model["vocab"].pop("!"),
+        "256 bytes": lambda: (model["vocab"].pop("!"), model.update(unk_token="a")),
         "not in the vocabulary": lambda: model["merges"].append(["q", "q"]),
         "order of ids": lambda: model["merges"].reverse(),
         "not listed|no merge makes": lambda: model["merges"].pop(7),
@@ -378,6 +380,29 @@ def test_features_we_lack_and_files_that_contradict_themselves_are_refused(
     path.write_text(json.dumps(content))
     with pytest.raises(ValueError, match=message):
         BPETokenizer.load(path)
+
+
+def test_bytes_without_a_token_are_left_out_as_tokenizers_does(tokenizer, tmp_path):
+    """SmolLM2's vocabulary lacks 21 bytes: control characters, and some that no text has."""
+    tokenizer.save(tmp_path)
+    path = tmp_path / "tokenizer.json"
+    content = json.loads(path.read_text())
+    del content["model"][DIGEST]
+    for byte in (b"\x04", b"\x1d", b"\xf1"):
+        del content["model"]["vocab"][spell(byte)]
+    path.write_text(json.dumps(content))
+    found, library = BPETokenizer.load(path), Tokenizer.from_file(str(path))
+    found.save(tmp_path / "again")
+    again = BPETokenizer.load(tmp_path / "again")
+    for text in ["a\x04b", "!\x04?", " \x04the", "\x04", "x\U000d0000y", *NATURAL.values()]:
+        ids = library.encode(text, add_special_tokens=False).ids
+        assert found.encode_ordinary(text) == again.encode_ordinary(text) == ids, text
+    small, _ = found.prune([])
+    assert small.decode(small.encode_ordinary("a\x04b")) == "ab"
+    with pytest.raises(ValueError, match="tiktoken needs all 256 bytes"):
+        found.to_tiktoken()
+    with pytest.raises(ValueError, match="3 of the 256 bytes have no id, first 4"):
+        BPETokenizer(found.ranks, found.pattern, found.special_tokens)
 
 
 def test_a_file_that_says_something_twice_is_an_error(tokenizer, tmp_path):

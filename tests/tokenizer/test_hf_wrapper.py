@@ -88,7 +88,8 @@ each_kind = pytest.mark.parametrize("kind", KINDS)
 @each_kind
 def test_ids_and_texts_are_those_of_transformers(kind, ours, theirs, folder):
     tokenizer, oracle = ours(kind), theirs(kind)
-    assert isinstance(tokenizer, WrappedTokenizer)
+    ours_reads = kind == "deepseek"  # the same tests hold for both classes
+    assert isinstance(tokenizer, BPETokenizer if ours_reads else WrappedTokenizer)
     begin, end = tokenizer.bos_token or "", tokenizer.eos_token
     inside = [f"{begin}a{end} b {end}{end}c\n", f"{end} {begin}", f"x{tokenizer.pad_token}"]
     for text in [*TEXTS, *SPACED, *inside]:
@@ -210,8 +211,9 @@ def test_every_id_has_its_bytes(kind, ours, theirs):
             tokenizer.decode([0, bad])
         with pytest.raises(ValueError, match=f"no token has the id {bad}; there are"):
             tokenizer.decoder().push(bad)
-    with pytest.raises(ValueError, match="'ignore'"):
-        tokenizer.decode([5], errors="ignore")
+    if isinstance(tokenizer, WrappedTokenizer):
+        with pytest.raises(ValueError, match="'ignore'"):
+            tokenizer.decode([5], errors="ignore")
 
 
 @each_kind
