@@ -1,6 +1,7 @@
 """The README does what it says: its examples run, its commands exist, the workflow uses them."""
 
 import argparse
+import importlib.util
 import math
 import os
 import re
@@ -153,3 +154,17 @@ def test_the_profiles_of_hypothesis():
             env=environment,
         )
         assert done.stdout.strip() == str(examples), done.stderr
+
+
+def test_the_drawing_names_every_chapter_and_every_shelf():
+    """The picture of the course would be wrong in silence if a chapter came or went."""
+    spec = importlib.util.spec_from_file_location("draw_course", ROOT / "tools/draw_course.py")
+    drawing = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(drawing)
+    drawn = [text.get_text() for text in drawing.draw().axes[0].texts]
+    labels = {
+        number for text in drawn if re.fullmatch(r"[\d, ]+", text) for number in text.split(", ")
+    }
+    shelf = {text[:2] for text in drawn if re.match(r"\d\d  ", text)}
+    assert labels == {path.name[:2] for path in (ROOT / "notebooks").glob("*.ipynb")}
+    assert shelf == {path.name[:2] for path in (ROOT / "notebooks/deeper").glob("*.ipynb")}

@@ -57,15 +57,15 @@ MISTAKES = {
     "07.1",
     "which two tensors of earlier positions does a new query need, and at which position does it "
     "stand?",
-    "keys (already turned) and values are all that has to stay; queries are used once",
+    "keys and values are all that has to stay (keys kept turned are turned only once); queries are "
+    "used once",
 )
 def _cached_head(answer: Callable[..., Any]) -> str | None:
     with torch.no_grad():
-        for pieces in ([4, 1, 1], [1] * 6, [3, 2, 1], [6]):
-            message = _run_head(answer, pieces)
-            if message:
-                return message
-        return _run_two(answer)
+        message = _run_head(answer, [4, 1, 1]) or _run_two(answer)
+        for pieces in ([1] * 6, [3, 2, 1], [6]):
+            message = message or _run_head(answer, pieces)
+        return message
 
 
 def _head(seed: int) -> tuple[list[_Counted], RotaryEmbedding, Tensor]:
@@ -174,13 +174,16 @@ class _Length:
 class _Written:
     """A model that writes down what it is given; its logits depend on tokens and positions."""
 
-    def __init__(self) -> None:
-        self.calls: list[tuple[list[int], int, int]] = []
+    def __init__(self, cache: _Length) -> None:
+        self.cache = cache
+        self.calls: list[tuple[list[int], int]] = []
 
     def __call__(self, ids: Tensor, cache: _Length, first: int | None = None) -> Tensor:
+        if cache is not self.cache:
+            raise ValueError("the model was called with another cache than the one given")
         past = cache.length
         first = past if first is None else int(first)
-        self.calls.append((ids[0].tolist(), first, past))
+        self.calls.append((ids[0].tolist(), first))
         cache.length += ids.shape[1]
         places = torch.arange(first, first + ids.shape[1])
         return torch.nn.functional.one_hot((7 * ids + 3 * places + 1) % 11, 11).float()
@@ -193,11 +196,12 @@ class _Written:
 )
 def _mended(answer: Callable[..., Any]) -> str | None:
     for past, prompt in ((0, [5]), (0, [3, 1, 4, 1]), (6, [2, 7]), (3, [8])):
-        model, cache, ids = _Written(), _Length(past), torch.tensor([prompt])
+        cache, ids = _Length(past), torch.tensor([prompt])
+        model = _Written(cache)
         got = answer(model, cache, ids, 5)
         case = f"a prompt of {len(prompt)} tokens" + (f" after {past} in the cache" if past else "")
         length, last = past, prompt
-        for step, (tokens, first, _) in enumerate(model.calls):
+        for step, (tokens, first) in enumerate(model.calls):
             if step and len(tokens) > 1:
                 return (
                     f"{case}: call {step + 1} gets {len(tokens)} tokens, but the cache holds "
@@ -254,6 +258,9 @@ def _finish(answer: Callable[[Tensor, int, int], tuple[Tensor, Tensor]]) -> str 
         ids = torch.tensor(rows)
         with _NoLoops() as watch:
             answered = answer(ids, 9, 0)
+        shapes = [tuple(getattr(x, "shape", ())) for x in answered]
+        if shapes != [tuple(ids.shape), (len(rows),)]:
+            return "return two tensors: the ids (B, T), then the lengths (B,)"
         got, got_lengths = (x.tolist() for x in answered)
         if ids.tolist() != rows:
             return "you changed the ids that you were given: work on a copy"

@@ -38,10 +38,37 @@ def _unweighted(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return _rms(x, torch.ones_like(weight), eps)
 
 
+def _all_tokens(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    wide = x.float()
+    return weight * (wide * torch.rsqrt(wide.pow(2).mean() + eps)).to(x.dtype)
+
+
+def _sum(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    wide = x.float()
+    return weight * (wide * torch.rsqrt(wide.pow(2).sum(-1, keepdim=True) + eps)).to(x.dtype)
+
+
+def _eps_to_sum(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    return _rms(x, weight, eps / x.shape[-1])
+
+
+def _no_eps(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    return _rms(x, weight, 0.0)
+
+
+def _usual_eps(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    return _rms(x, weight, 1e-6)
+
+
 _NORM_SLIPS = {
     "eps belongs under the root, added to the mean square": _outside,
     "you subtract the mean: that is LayerNorm, RMSNorm divides only": _centred,
     "the weights of the norms are missing": _unweighted,
+    "each token has a mean square of its own; yours is taken over all of them": _all_tokens,
+    "the squares of a token are averaged, not added up": _sum,
+    "eps is added to the mean of the squares, not to their sum": _eps_to_sum,
+    "eps is missing in the norm": _no_eps,
+    "use the eps that is given, not one of your own": _usual_eps,
 }
 
 
@@ -119,6 +146,15 @@ def _pre_norm_layer(answer: Callable[..., Tensor]) -> str | None:
             ),
             "mlp's result is returned alone: add it to the stream": mlp(_rms(first, two, eps)),
             "mlp's branch is missing": first,
+            "the results replace the stream: add each to it": mlp(
+                _rms(attention(normed), two, eps)
+            ),
+            "attention comes first, then mlp": _second(
+                _second(x, two, eps, mlp), one, eps, attention
+            ),
+            "the norms stand behind the branches: each branch reads a normalised copy": _behind(
+                _behind(x, one, eps, attention), two, eps, mlp
+            ),
             "attention's result is not added to x, it replaces it": _second(
                 attention(normed), two, eps, mlp
             ),
@@ -143,6 +179,10 @@ def _second_on_copy(
 
 def _post(x: Tensor, f: Callable[[Tensor], Tensor], weight: Tensor, eps: float) -> Tensor:
     return _rms(x + f(x), weight, eps)
+
+
+def _behind(x: Tensor, weight: Tensor, eps: float, f: Callable[[Tensor], Tensor]) -> Tensor:
+    return x + _rms(f(x), weight, eps)
 
 
 def _bare(x: Tensor, f: Callable[[Tensor], Tensor], g: Callable[[Tensor], Tensor]) -> Tensor:
@@ -219,6 +259,8 @@ def _gelu_derivative(answer: Callable[[Tensor], Tensor]) -> str | None:
         if "grad" in str(error) or "inference" in str(error).lower():
             return "autograd is switched off here: write the derivative as a formula"
         raise
+    if not isinstance(got, Tensor):
+        return f"return a tensor of slopes, not a {type(got).__name__}"
     if got.shape != x.shape:
         return f"for {len(x)} inputs I expected as many slopes, got shape {tuple(got.shape)}"
     if got.dtype != x.dtype:

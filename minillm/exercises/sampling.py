@@ -45,7 +45,7 @@ def _walk(probs: Sequence[float], kept: Sequence[int], u: float, *, scale: bool 
     "temperature is a power, the token that crosses p is kept, and what is left is rescaled",
 )
 def next_token(answer: Callable[[list[float], float, float, float], int]) -> str | None:
-    numbers = [0.003 + i / 40 for i in range(40)]
+    numbers = [0.0, *(0.003 + i / 40 for i in range(40))]
     for t, p in ((1.0, 1.0), (0.5, 1.0), (2.0, 1.0), (1.0, 0.6), (1.0, 0.45), (3.0, 0.8)):
         for probs in CASES:
             found = [answer(list(probs), t, p, u) for u in numbers]
@@ -80,6 +80,8 @@ def next_token(answer: Callable[[list[float], float, float, float], int]) -> str
             order = sorted(kept, key=lambda i: -shaped[i])
             if got == [_walk(shaped, order, u) for u in numbers]:
                 return f"{case}: right shares, but walk in the order of the list, not best first"
+            if got[1:] == [_walk(shaped, kept, u) for u in numbers[1:]]:
+                return f"{case}, u = 0: token {got[0]} has been cut; the sum has to exceed u"
             place = next(i for i, u in enumerate(numbers) if got[i] != _walk(shaped, kept, u))
             wanted = _walk(shaped, kept, numbers[place])
             return f"{case}, u = {numbers[place]:.3f}: I expected {wanted}, not {got[place]}"
@@ -241,8 +243,8 @@ def _typical_set(probs: Sequence[float], mass: float) -> list[int]:
 
 @exercise(
     "08.5",
-    "return the sorted indices of the tokens whose surprise is nearest to the entropy, the fewest "
-    "that reach the mass",
+    "how surprising is each token, and how surprising are they on average? then proceed as top-p "
+    "does, in another order",
     "the best token may fall out: a typical token surprises as much as tokens do on average",
 )
 def typical(answer: Callable[[list[float], float], list[int]]) -> str | None:

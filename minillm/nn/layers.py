@@ -18,7 +18,7 @@ __all__ = ["ACTIVATIONS", "MLP", "GatedMLP", "LayerNorm", "RMSNorm", "gelu_sigmo
 class LayerNorm(nn.Module):
     """Centre each vector, divide by its standard deviation, scale and shift.
 
-    Computed in float32 for 16-bit inputs, as torch's kernel does. The variance is the biased one.
+    Computed in float32 for 16-bit inputs, as torch does. The variance is the biased one.
 
     Shape: (..., C) -> (..., C)
     Source: Ba, Kiros, Hinton 2016, equation 4.

@@ -21,6 +21,7 @@ __all__ = [
     "WindowBatches",
     "check_settings",
     "count_in",
+    "document_row",
     "get_batch",
     "pad_rows",
     "with_new_names",
@@ -120,6 +121,12 @@ def count_in(state: dict[str, Any], name: str) -> int:
     return value
 
 
+def document_row(ids: Iterable[int], end_id: int) -> list[int]:
+    """A document between two end tokens; one that it begins with itself is not written twice."""
+    row = [*map(int, ids), end_id]  # numpy's integers are no JSON
+    return row if len(row) > 1 and row[0] == end_id else [end_id, *row]
+
+
 def _write_tokens(
     path: Path, documents: Iterable[list[int]], *, vocab_size: int, end_id: int
 ) -> None:
@@ -130,10 +137,7 @@ def _write_tokens(
         with open(temporary, "w+b") as file:
             _write_header(file, dtype, 2**62)
             for ids in documents:
-                tokens = [*ids, end_id]
-                if len(tokens) > 1 and tokens[0] == end_id:  # so ended the document before
-                    del tokens[0]
-                row = np.asarray(tokens)
+                row = np.asarray(document_row(ids, end_id)[1:])  # it begins at the end before
                 if row.min() < 0 or row.max() >= vocab_size:
                     raise ValueError(f"ids {row.min()}..{row.max()}, vocabulary {vocab_size}")
                 file.write(row.astype(dtype).tobytes())

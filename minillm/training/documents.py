@@ -13,7 +13,14 @@ from typing import Any, Literal
 import numpy as np
 from torch import Tensor
 
-from minillm.training.data import TokenDataset, check_settings, count_in, pad_rows, with_new_names
+from minillm.training.data import (
+    TokenDataset,
+    check_settings,
+    count_in,
+    document_row,
+    pad_rows,
+    with_new_names,
+)
 
 __all__ = ["DocumentBatches", "FileDocuments", "StoryDocuments"]
 
@@ -171,9 +178,7 @@ class DocumentBatches:
         size, length = self.settings["batch_size"], self.settings["context_length"]
         rows, tokens, skipped = list(self._carry), sum(map(len, self._carry)), self.skipped
         while tokens < self.settings["shuffle_buffer"] * size * length:
-            document = [*map(int, next(self.documents))]  # numpy's integers are no JSON
-            begin = [] if document[:1] == [self.end_id] else [self.end_id]  # once
-            row = [*begin, *document, self.end_id]
+            row = document_row(next(self.documents), self.end_id)
             if len(row) <= length + 1:
                 rows.append(row)
                 tokens += len(row) - 1

@@ -38,6 +38,21 @@ def centred(x, weight, eps):
     return F.layer_norm(x.float(), x.shape[-1:], None, None, eps).to(x.dtype) * weight
 
 
+def over_all_tokens(x, weight, eps):
+    return F.rms_norm(x.float(), x.shape, None, eps).to(x.dtype) * weight
+
+
+def added_up(x, weight, eps):
+    wide = x.float()
+    return (wide * torch.rsqrt(wide.pow(2).sum(-1, keepdim=True) + eps)).to(x.dtype) * weight
+
+
+def eps_to_the_sum(x, weight, eps):
+    wide = x.float()
+    mean = (wide.pow(2).sum(-1, keepdim=True) + eps) / x.shape[-1]
+    return (wide * torch.rsqrt(mean)).to(x.dtype) * weight
+
+
 def layer(x, attention, mlp, w1, w2, eps, norm=rms_norm):
     x = x + attention(norm(x, w1, eps))
     return x + mlp(norm(x, w2, eps))
@@ -76,6 +91,19 @@ def bare_mlp(x, attention, mlp, w1, w2, eps):
 def without_the_second_plus(x, attention, mlp, w1, w2, eps):
     x = x + attention(rms_norm(x, w1, eps))
     return mlp(rms_norm(x, w2, eps))
+
+
+def without_any_plus(x, attention, mlp, w1, w2, eps):
+    return mlp(rms_norm(attention(rms_norm(x, w1, eps)), w2, eps))
+
+
+def mlp_first(x, attention, mlp, w1, w2, eps):
+    return layer(x, mlp, attention, w2, w1, eps)
+
+
+def norms_behind(x, attention, mlp, w1, w2, eps):
+    x = x + rms_norm(attention(x), w1, eps)
+    return x + rms_norm(mlp(x), w2, eps)
 
 
 def in_place(x, attention, mlp, w1, w2, eps):
@@ -177,6 +205,14 @@ WRONG = [
     ("06.1", with_norm(eps_outside), "eps belongs under the root"),
     ("06.1", with_norm(centred), "you subtract the mean"),
     ("06.1", with_norm(lambda x, w, e: rms_norm(x, torch.ones_like(w), e)), "weights of the norms"),
+    ("06.1", with_norm(over_all_tokens), "a mean square of its own"),
+    ("06.1", with_norm(added_up), "averaged, not added up"),
+    ("06.1", with_norm(eps_to_the_sum), "not to their sum"),
+    ("06.1", with_norm(lambda x, w, e: rms_norm(x, w, 0)), "eps is missing"),
+    ("06.1", with_norm(lambda x, w, e: rms_norm(x, w, 1e-6)), "use the eps that is given"),
+    ("06.1", without_any_plus, "the results replace the stream"),
+    ("06.1", mlp_first, "attention comes first"),
+    ("06.1", norms_behind, "the norms stand behind the branches"),
     ("06.1", lambda *a: layer(*a).double(), "should give a float32 output"),
     ("06.1", lambda *a: layer(*a)[:, :1], "the shape (2, 3, 8) became (2, 1, 8)"),
     ("06.1", post_norm_layer, "that is post-norm"),
@@ -216,6 +252,7 @@ WRONG = [
     ("06.3", lambda x: derivative(x.float()), "your slopes are float32"),
     ("06.3", lambda x: (x > 0).double(), "at x = "),
     ("06.3", lambda x: derivative(x).sum(), "as many slopes"),
+    ("06.3", lambda x: derivative(x).tolist(), "return a tensor of slopes, not a list"),
     ("06.4", count_of_the_page, "Llama-3.1-8B: k and v have fewer heads than q"),
     ("06.4", lambda c: count(c, norms=0, last=0), "the norms are missing"),
     ("06.4", lambda c: count(c, last=0), "one norm is missing"),

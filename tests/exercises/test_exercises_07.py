@@ -94,6 +94,20 @@ class Shared(Head):
             self.store[self.parts[0]] = value
 
 
+class OfTheClass(Head):
+    """Keeps in the class what belongs to the object."""
+
+    kept = None
+
+    def __init__(self, q_proj, k_proj, v_proj, rope):
+        self.parts, self.rope = (q_proj, k_proj, v_proj), rope
+
+    def keep(self, k, v):
+        OfTheClass.kept = super().keep(k, v)
+        del self.kept
+        return OfTheClass.kept
+
+
 class Unturned(Head):
     """Keeps plain keys, and turns all of them by the positions of the new ones."""
 
@@ -153,6 +167,12 @@ def one_too_far(model, cache, ids, num_new):
         logits = model(new, cache, first=cache.length + (step > 0))
         new = logits[:, -1:].argmax(-1)
         ids = torch.cat((ids, new), dim=1)
+    return ids
+
+
+def afresh(model, cache, ids, num_new):
+    for _ in range(num_new):
+        ids = torch.cat((ids, model(ids, type(cache)(0))[:, -1:].argmax(-1)), dim=1)
     return ids
 
 
@@ -254,6 +274,7 @@ WRONG = [
     ("07.1", EveryOutput, "should return what the new ones read"),
     ("07.1", Again, "a projection has seen"),
     ("07.1", Shared, "it belongs to the object"),
+    ("07.1", OfTheClass, "it belongs to the object"),
     ("07.1", Unturned, "keys have to be turned"),
     ("07.2", {**PREDICTED, "positions computed without a cache": 2210}, "100 tokens, not 101"),
     ("07.2", {**PREDICTED, "positions computed with a cache": 120}, "nobody reads it"),
@@ -266,6 +287,7 @@ WRONG = [
     ("07.3", cold_only, "after 6 in the cache: a token that comes after 6 others was put at 0"),
     ("07.3", whole_text, "give it the new token only"),
     ("07.3", one_too_far, "after 1 others was put at 2"),
+    ("07.3", afresh, "another cache than the one given"),
     ("07.3", only_the_new, "the answer should be [[5,"),
     ("07.4", lambda ids, end, pad: finish(ids, end, pad, dim=0, keep=False), "neighbour"),
     ("07.4", lambda ids, end, pad: finish(ids, end, pad, keep=False), "the end 9 itself is gone"),
@@ -274,6 +296,10 @@ WRONG = [
     ("07.4", finish_short, "the end counts"),
     ("07.4", first_end, "is whole"),
     ("07.4", not_pad, "a 0 in the text is a token like others"),
+    ("07.4", lambda ids, end, pad: finish(ids, end, pad)[0], "return two tensors"),
+    ("07.4", lambda ids, end, pad: finish(ids, end, pad)[::-1], "the ids (B, T), then"),
+    ("07.4", lambda ids, end, pad: (finish(ids, end, pad)[0], [2, 4, 5, 1]), "(B,)"),
+    ("07.4", lambda ids, end, pad: (finish(ids, end, pad)[0], ids[:, :1]), "(B,)"),
     ("07.4", row_by_row, "you walk through rows"),
     ("07.4", in_lists, "you walk through rows"),
     ("07.4", lambda ids, end, pad: (torch.full_like(ids, pad), ids[:, 0]), "should become"),

@@ -42,6 +42,19 @@ def next_token(
     return kept[-1]
 
 
+def from_zero_on(probs, t, p, u):
+    """Lets the cut tokens stand in the list, and takes the first whose sum is *at least* u."""
+    shaped = [q ** (1 / t) for q in probs]
+    shaped = [q / sum(shaped) for q in shaped]
+    kept, reached = keep(shaped, p), 0.0
+    total = sum(shaped[i] for i in kept)
+    for i in range(len(shaped)):
+        reached += shaped[i] if i in kept else 0.0
+        if reached >= u * total:
+            return i
+    return max(kept)
+
+
 def next_token_with_torch(probs, t, p, u):
     shaped = (torch.tensor(probs, dtype=torch.float64).log() / t).softmax(0)
     best, ids = shaped.sort(descending=True, stable=True)
@@ -128,6 +141,7 @@ WRONG = [
     ("08.1", using(scale=False), "sums to less than 1"),
     ("08.1", using(best=True), "in the order of the list"),
     ("08.1", using(cold=True), "the temperature comes first"),
+    ("08.1", from_zero_on, "u = 0: token 0 has been cut"),
     ("08.1", lambda probs, t, p, u: 0, "I expected"),
     ("08.1", lambda probs, t, p, u: 5, "there is no token 5"),
     ("08.1", lambda probs, t, p, u: probs[0], "a whole number"),

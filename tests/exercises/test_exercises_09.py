@@ -111,6 +111,19 @@ def one_backward(model, batches):
     return loss.item()
 
 
+def divided_last(model, batches):
+    """As right: sums first, one division of all gradients at the end (a count in a tensor)."""
+    model.zero_grad()
+    total, count = 0.0, torch.zeros((), dtype=torch.long)
+    for batch in batches:
+        loss = total_loss(model, batch, "sum")
+        loss.backward()
+        total, count = total + loss.item(), count + (batch[1] != -100).sum()
+    for p in model.parameters():
+        p.grad /= count
+    return total / count
+
+
 def no_return(model, batches):
     accumulate(model, batches)
 
@@ -170,6 +183,17 @@ def cleared_after(model, optimizer, batches):
 
 def with_mistakes(*mistakes):
     return lambda *given: _loop(*given, mistakes)
+
+
+def clipped_one_by_one(model, optimizer, batches):
+    for inputs, targets in batches:
+        loss = F.cross_entropy(model(inputs).mT, targets)
+        optimizer.zero_grad()
+        loss.backward()
+        for p in model.parameters():
+            torch.nn.utils.clip_grad_norm_([p], 1.0)
+        optimizer.step()
+    return loss.item()
 
 
 def cleared_too_late(model, optimizer, batches):
@@ -277,6 +301,24 @@ class Places(EpochBatches):
         super().__init__(torch.arange(len(tokens)) + 2000, *arguments)
 
 
+class Apart(EpochBatches):
+    """Windows that share no token."""
+
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        self.windows = len(self.tokens) // (self.length + 1)
+
+    def __next__(self):
+        rows = []
+        for _ in range(self.size):
+            epoch, place = divmod(self.index, self.windows)
+            start = int(self.order(epoch)[place]) * (self.length + 1)
+            rows.append(self.tokens[start : start + self.length + 1])
+            self.index += 1
+        rows = torch.stack(rows)
+        return rows[:, :-1], rows[:, 1:]
+
+
 class Unshifted(EpochBatches):
     def __next__(self):
         x, _ = super().__next__()
@@ -324,10 +366,12 @@ WRONG = [
     ("09.4", with_mistakes("clip"), "between backward() and step()"),
     ("09.4", cleared_too_late, "no parameter has moved"),
     ("09.4", two_steps, "end elsewhere"),
+    ("09.4", clipped_one_by_one, "that of their joint length"),
     ("09.4", returns_nothing, "now return the last loss"),
     ("09.5", SameOrder, "same order"),
     ("09.5", InOrder, "shuffle them"),
     ("09.5", Random, "each of 0, 10"),
+    ("09.5", Apart, "each of 0, 10"),
     ("09.5", Forgetful, "goes on with other windows"),
     ("09.5", TensorState, "not plain data"),
     ("09.5", OnlyEpoch, "goes on with other windows"),
@@ -341,5 +385,6 @@ WRONG = [
 
 def test_other_right_answers():
     assert grade("09.4", cleared_after).status == "correct"
+    assert grade("09.3", divided_last).status == "correct"
     assert grade("09.3", lambda *_: None).status == "unsolved"
     assert grade("09.4", lambda *_: None).status == "unsolved"

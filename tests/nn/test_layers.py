@@ -1,6 +1,7 @@
 """Norms, activations and feed-forward blocks against torch, transformers and formulas."""
 
 import math
+import re
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from meta_device import MetaDevice
 from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.activations import ACT2FN
 from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3RMSNorm
 from transformers.models.falcon.configuration_falcon import FalconConfig
@@ -308,6 +310,57 @@ def test_gated_mlp_is_llamas_and_gemmas(theirs, config, activation, dtype):
     ours.load_state_dict(theirs.state_dict())  # the same names: nothing to rename
     x = draw(3, 5, 16, dtype=dtype)
     assert torch.equal(ours(x), theirs(x))
+
+
+SMALL = {
+    "vocab_size": 32,
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+}
+NORMS = {  # what chapter 06 says of these models: the norm, and how many a layer has on the stream
+    "gpt2": ("LayerNorm", 2),
+    "bloom": ("LayerNorm", 2),
+    "falcon": ("LayerNorm", 1),
+    "llama": ("RMSNorm", 2),
+    "mistral": ("RMSNorm", 2),
+    "qwen2": ("RMSNorm", 2),
+    "qwen3": ("RMSNorm", 2),
+    "gemma": ("RMSNorm", 2),
+    "gemma2": ("RMSNorm", 4),
+    "gemma3_text": ("RMSNorm", 4),
+    "olmo2": ("RMSNorm", 2),
+}
+ACTIVATION = {"gpt2": "gelu_new", "falcon": "gelu", "llama": "silu", "qwen2": "silu"}
+
+
+@pytest.mark.parametrize("kind", NORMS)
+def test_models_have_the_norms_and_activations_that_chapter_06_names(kind):
+    head = {"head_dim": 8} if kind in ("qwen3", "gemma3_text") else {}
+    config = AutoConfig.for_model(kind, **SMALL, **head, pad_token_id=0)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    norms = {
+        name: module for name, module in model.named_modules() if "Norm" in type(module).__name__
+    }
+    what, count = NORMS[kind]
+    assert all(type(norm).__name__.endswith(what) for norm in norms.values())
+    assert all(
+        (getattr(n, "bias", None) is not None) == (what == "LayerNorm") for n in norms.values()
+    )
+    of_a_layer = [name for name in norms if re.search(r"\.0\.", name)]
+    on_q_and_k = [name for name in of_a_layer if re.search(r"[qk]_norm$", name)]
+    assert len(of_a_layer) - len(on_q_and_k) == count
+    assert len(on_q_and_k) == (2 if kind in ("qwen3", "gemma3_text", "olmo2") else 0)
+    if kind in ("qwen3", "gemma3_text"):  # of one head
+        assert all(norms[name].weight.numel() == 8 for name in on_q_and_k)
+    before = [name for name in of_a_layer if name.endswith("input_layernorm")]
+    assert not before if kind == "olmo2" else before or kind == "gpt2"
+    if kind in ACTIVATION:
+        name = getattr(config, "hidden_act", None) or getattr(config, "activation_function", None)
+        assert (name or config.activation) == ACTIVATION[kind]
 
 
 def test_the_weights_are_those_of_a_key_value_memory():

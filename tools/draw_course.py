@@ -1,0 +1,114 @@
+"""Draw the course as one picture: which chapter builds which part of the model.
+
+python tools/draw_course.py        writes assets/course.png, which the README shows
+"""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+
+from minillm.plotting import COLORS, figure
+
+ROOT = Path(__file__).resolve().parents[1]
+BLUE, ORANGE, GREEN, YELLOW = "#dbe7f6", "#fbe3cf", "#d8efe3", "#f7efc9"
+
+# the model from below to above: height, name, chapter, colour
+STACK = [
+    (0.0, "text", "", "white"),
+    (1.1, "tokenizer: text to ids", "02", BLUE),
+    (2.2, "embedding: ids to vectors", "03", BLUE),
+    (3.75, "norm", "06", GREEN),
+    (4.65, "heads: queries, keys, values", "04", ORANGE),
+    (5.55, "rotation: where a token stands", "05", ORANGE),
+    (6.45, "attention: read from the past", "03", ORANGE),
+    (8.05, "norm", "06", GREEN),
+    (8.95, "feed-forward", "06", GREEN),
+    (10.9, "norm, head: token scores", "06, 03", BLUE),
+    (12.0, "sampler: one token is drawn", "08", BLUE),
+    (13.1, "text, one token longer", "", "white"),
+]
+SUMS = [(3.05, 7.15), (7.55, 9.75)]  # where a branch leaves the stream, and where it is added
+
+# around the model: left edge, height, name, chapter, what it is for
+AROUND = [
+    (-7.6, 12.0, "n-grams", "01", "a text's probability;\nthe floor that no model beats"),
+    (-7.6, 8.95, "training", "09", "a loss, its gradient,\na step for every weight"),
+    (-7.6, 6.45, "KV cache", "07", "keys and values are kept,\nso the past is not computed again"),
+    (-7.6, 2.2, "preparation", "00", "tensors, gradients, modules"),
+]
+
+# the shelf behind each part: height, what stands there
+DEEPER = [
+    (12.0, "01  the story language"),
+    (11.3, "08  best path · speculative decoding · fast sampling"),
+    (
+        10.3,
+        "10  families · fast decoding · exact targets ·\n      GGUF files · chat · a real model",
+    ),
+    (8.95, "09  gradients · optimizers · data sources ·\n      runs that survive · many processes"),
+    (7.0, "03  flash attention"),
+    (6.3, "07  serving caches · roofline"),
+    (5.55, "05  long contexts"),
+    (4.65, "04  latent attention"),
+    (1.1, "02  fast BPE · tokenizer files · chat templates"),
+]
+
+
+def chapter(ax: plt.Axes, x: float, y: float, number: str) -> None:
+    """A chapter's number as a dark label with its right edge at x."""
+    style = {"boxstyle": "round,pad=0.3", "fc": COLORS[0], "ec": "none"}
+    ax.text(x, y, number, color="white", weight="bold", fontsize=9, ha="right", va="center",
+            bbox=style, zorder=4)  # fmt: skip
+
+
+def draw() -> plt.Figure:
+    """The whole picture."""
+    fig, ax = figure(width=9.6, height=7.6)
+    arrow = {"arrowstyle": "-|>", "color": COLORS[0], "linewidth": 1.6, "shrinkA": 0, "shrinkB": 0}
+    for (below, *_), (above, *_) in itertools.pairwise(STACK):
+        ax.annotate("", (0, above - 0.34), (0, below + 0.34), arrowprops=arrow, zorder=1)
+    for y, name, number, colour in STACK:
+        box = plt.Rectangle((-2.6, y - 0.34), 5.2, 0.68, fc=colour, ec=COLORS[5], zorder=2)
+        ax.add_patch(box)
+        ax.text(-2.45, y, name, va="center", fontsize=9.5, zorder=3)
+        if number:
+            chapter(ax, 2.5, y, number)
+    for start, end in SUMS:
+        ax.plot(
+            [0, 2.95, 2.95],
+            [start, start, end],
+            color=COLORS[0],
+            linestyle="-",
+            linewidth=1.6,
+            zorder=1,
+        )
+        ax.annotate("", (0.2, end), (2.98, end), arrowprops=arrow, zorder=1)
+        plus = {"boxstyle": "circle,pad=0.15", "fc": "white", "ec": COLORS[0]}
+        ax.text(0, end, "+", weight="bold", ha="center", va="center", bbox=plus, zorder=3)
+    frame = {"fill": False, "ec": COLORS[1], "linestyle": "--", "linewidth": 1.2}
+    ax.add_patch(plt.Rectangle((-2.95, 2.75), 6.2, 7.4, **frame))
+    ax.text(-2.8, 9.75, "one layer, L times", color=COLORS[1], fontsize=9, va="center")
+    ax.add_patch(plt.Rectangle((-3.3, -0.55), 6.9, 14.2, fill=False, ec=COLORS[0], linewidth=1.6))
+    chapter(ax, -2.6, 14.0, "10")
+    ax.text(-2.4, 14.0, "MiniLLM: all of it, trained, tells stories", fontsize=10, va="center")
+    for x, y, name, number, text in AROUND:
+        box = plt.Rectangle((x, y - 0.34), 2.9, 0.68, fc=YELLOW, ec=COLORS[5], zorder=2)
+        ax.add_patch(box)
+        ax.text(x + 0.15, y, name, va="center", fontsize=9.5, zorder=3)
+        chapter(ax, x + 2.8, y, number)
+        ax.text(x, y - 0.5, text, va="top", fontsize=8.5)
+        if number != "00":
+            ax.annotate("", (-3.32, y), (x + 2.95, y), arrowprops=arrow)
+    ax.text(4.0, 14.0, "one shelf further: notebooks/deeper", fontsize=10, va="center")
+    for y, text in DEEPER:
+        ax.text(4.0, y, text, va="center", fontsize=8.5)
+    ax.axis("off")
+    ax.set(xlim=(-7.8, 10.6), ylim=(-0.8, 14.4))
+    return fig
+
+
+if __name__ == "__main__":
+    draw().savefig(ROOT / "assets" / "course.png", dpi=110)
