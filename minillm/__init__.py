@@ -30,6 +30,7 @@ _PUBLIC = {
     "training.trainer": ["TrainConfig", "Trainer"],
     "model": ["CausalLM", "Decoder", "DecoderLayer"],
     "config": ["ModelConfig"],
+    "generation.conversation": ["Conversation"],
     "generation.decoding": ["generate", "stream_text"],
     "generation.speculative": ["speculative_generate"],
     "pretrained.load": ["from_pretrained", "save_pretrained"],

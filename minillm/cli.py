@@ -1,8 +1,9 @@
-"""The command line: python -m minillm train | generate | eval.
+"""The command line: python -m minillm train | generate | chat | eval.
 
     python -m minillm train --output-dir runs/first --steps 500
     python -m minillm generate runs/first --count 3
     python -m minillm generate model.gguf --prompt "The sky is"
+    python -m minillm chat HuggingFaceTB/SmolLM2-135M-Instruct
     python -m minillm eval runs/first
     torchrun --nproc-per-node 2 -m minillm train --output-dir runs/two --parallel fsdp
 
@@ -44,7 +45,7 @@ def parser() -> argparse.ArgumentParser:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    commands = top.add_subparsers(required=True, metavar="train | generate | eval")
+    commands = top.add_subparsers(required=True, metavar="train | generate | chat | eval")
 
     def command(name: str, function: Any, text: str) -> argparse.ArgumentParser:
         made = commands.add_parser(
@@ -67,6 +68,7 @@ def parser() -> argparse.ArgumentParser:
     one.add_argument("--temperature", type=float, default=1.0, help="0 takes the likeliest token")
     one.add_argument("--top-k", type=int)
     one.add_argument("--top-p", type=float)
+    _chat_options(command("chat", chat, "talk with a chat model, or answer the lines of a pipe"))
     one = command("eval", evaluate_folder, "bits per byte, floor and share of valid stories")
     one.add_argument("folder", type=Path, help="of a saved model; or a GGUF file")
     one.add_argument("--corpus", choices=["stories-en", "stories-zh"], default="stories-en")
@@ -149,10 +151,33 @@ def _train_options(one: argparse.ArgumentParser) -> None:
     run.add_argument("--quiet", action="store_true", help="no progress bar, no samples")
 
 
+def _chat_options(one: argparse.ArgumentParser) -> None:
+    one.add_argument("model", metavar="NAME_OR_FOLDER_OR_FILE", help="what from_pretrained opens")
+    one.add_argument("--system", help="what the model is told before the conversation")
+    one.add_argument("--max-new-tokens", type=int, default=1024, help="of one answer")
+    one.add_argument("--temperature", type=float, default=0.7, help="0 takes the likeliest token")
+    one.add_argument("--top-k", type=int)
+    one.add_argument("--top-p", type=float)
+    one.add_argument("--min-p", type=float)
+    one.add_argument("--repetition-penalty", type=float, default=1.0)
+    one.add_argument("--presence-penalty", type=float, default=0.0)
+    one.add_argument("--frequency-penalty", type=float, default=0.0)
+    one.add_argument(
+        "--dtype",
+        choices=["float32", "bfloat16", "float16"],
+        help="of the weights (default: float32 on a CPU, elsewhere the file's)",
+    )
+    one.add_argument(
+        "--plain", action="store_true", help="do not pack float32 weights: slower, less memory"
+    )
+    one.add_argument("--verbose", action="store_true", help="what was computed, and how fast")
+
+
 MOST = 10**9  # sizes and counts beyond it are a slip of the finger
 AT_LEAST_1 = (lambda x: 1 <= x <= MOST, f"must be from 1 to {MOST:,}")
 AT_LEAST_0 = (lambda x: 0 <= x <= MOST, f"must be from 0 to {MOST:,}")
 ABOVE_0 = (lambda x: 0 < x < math.inf, "must be above 0")
+FINITE = (math.isfinite, "must be a number")
 RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
     **dict.fromkeys(("hidden_size", "heads", "kv_heads", "intermediate_size"), AT_LEAST_1),
     **dict.fromkeys(("context_length", "steps", "batch_size"), AT_LEAST_1),
@@ -160,8 +185,10 @@ RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
     **dict.fromkeys(("deck_stories", "count", "documents", "top_k"), AT_LEAST_1),
     **dict.fromkeys(("checkpoint_interval", "eval_interval", "warmup"), AT_LEAST_0),
     **dict.fromkeys(("max_new_tokens", "samples"), AT_LEAST_0),
+    **dict.fromkeys(("presence_penalty", "frequency_penalty"), FINITE),
     **dict.fromkeys(("lr", "min_lr", "weight_decay", "init_range", "temperature"), AT_LEAST_0),
-    "rope_theta": ABOVE_0,
+    **dict.fromkeys(("rope_theta", "repetition_penalty"), ABOVE_0),
+    "min_p": (lambda x: 0 <= x <= 1, "must be from 0 to 1"),
     "layers": (lambda x: 1 <= x <= 10_000, "must be from 1 to 10,000"),
     "vocab_size": (lambda x: 257 <= x <= MOST, "must be at least 257: the bytes and an end token"),
     "deck_cards": (lambda x: 3 <= x <= MOST, "must be at least 3: a story may draw so many"),
@@ -185,6 +212,8 @@ def check_options(a: argparse.Namespace) -> None:
             raise ValueError("--exact-targets is for stories told with all cards")
         if a.layout == "windows" and not is_file(a):
             raise ValueError("stories never end, so there are no windows of them: padded or packed")
+    if a.command is chat and a.max_new_tokens < 1:
+        raise ValueError(f"--max-new-tokens {a.max_new_tokens} must be at least 1: an answer")
 
 
 # The program
@@ -633,7 +662,7 @@ def finish_run_info(
     return info
 
 
-# generate and eval
+# generate, chat and eval
 
 
 def generate_texts(a: argparse.Namespace) -> None:
@@ -646,6 +675,13 @@ def generate_texts(a: argparse.Namespace) -> None:
     how = {"count": a.count, "sampler": sampler, "max_new_tokens": a.max_new_tokens}
     for i, text in enumerate(sample_texts(model, tokenizer, begin, prompt=a.prompt, **how)):
         print(("\n" if i else "") + text)
+
+
+def chat(a: argparse.Namespace) -> None:
+    """Talk with a chat model; see `minillm.chat`."""
+    from minillm.chat import chat as talk
+
+    talk(a)
 
 
 def evaluate_folder(a: argparse.Namespace) -> None:
@@ -711,7 +747,7 @@ def sample_texts(
     from minillm.generation.decoding import generate
 
     prompts = torch.tensor([begin] * count, device=model.lm_head.weight.device)
-    sampler = _known_only(sampler, tokenizer, model.config.vocab_size)
+    sampler = known_only(sampler, tokenizer, model.config.vocab_size)
     rows = generate(model, prompts, max_new_tokens=max_new_tokens, sampler=sampler)
     ends, texts = {*model.config.eos_token_ids, tokenizer.eos_token_id}, []
     for row in rows[:, len(begin) :].tolist():
@@ -722,7 +758,7 @@ def sample_texts(
     return texts
 
 
-def _known_only(sampler: Any, tokenizer: Any, vocab_size: int) -> Any:
+def known_only(sampler: Any, tokenizer: Any, vocab_size: int) -> Any:
     """A sampler that draws no id without a token, as published models with padded rows have."""
     unknown = []
     if len(tokenizer) < vocab_size:

@@ -420,15 +420,16 @@ def test_help_is_quick_and_complete():
     code = """
 import sys
 from minillm.cli import main
-for words in (["--help"], ["train", "--help"], ["generate", "--help"], ["eval", "--help"]):
+for command in ([], ["train"], ["generate"], ["chat"], ["eval"]):
     try:
-        main(words)
+        main([*command, "--help"])
     except SystemExit as stop:
         assert stop.code == 0
 assert "torch" not in sys.modules
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    for word in ("train", "generate", "eval", "--resume", "--parallel", "--top-p", "--documents"):
+    words = ("train", "generate", "chat", "eval", "--resume", "--parallel", "--top-p", "--system")
+    for word in (*words, "--documents"):
         assert word in done.stdout
 
 

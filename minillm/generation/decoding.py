@@ -5,7 +5,7 @@ Explained in deeper/10_fast_decoding; what is drawn, and how, is in `minillm.gen
 
 # Built from notebooks/deeper/10_fast_decoding.ipynb: edit there, then make build.
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from numbers import Integral
 from typing import Any
 
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from minillm.cache.base import KVCache
 from minillm.config import ModelConfig
-from minillm.generation.sampling import GREEDY, Sampler, end_ids, enforce_min_new_tokens
+from minillm.generation.sampling import GREEDY, end_ids, enforce_min_new_tokens
 from minillm.model import CausalLM
 
 __all__ = ["FROM_CONFIG", "StoppingCriteria", "check_prompt", "generate", "stream_text"]
@@ -145,6 +145,22 @@ def _decode_loop(
                 return
 
 
+def _open_cache(
+    model: CausalLM, cache: str | KVCache | None, input_ids: Tensor, room: int
+) -> KVCache | None:
+    """An empty cache of that kind with `room` positions, or the given one, which may hold some.
+
+    Raises: ValueError if it holds the whole prompt: the last token has to be computed.
+    """
+    B, T = input_ids.shape
+    if isinstance(cache, str):
+        return model.make_cache(cache, batch_size=B, max_length=room)
+    if cache is not None and cache.length >= T:
+        held = f"the cache holds {cache.length} positions of a prompt of {T}"
+        raise ValueError(f"{held}, but the last must be new: crop({T - 1}) the cache")
+    return cache
+
+
 def generate(
     model: CausalLM,
     input_ids: Tensor,
@@ -178,15 +194,11 @@ def generate(
     if min_new_tokens < 0:
         raise ValueError(f"min_new_tokens must not be negative: {min_new_tokens}")
     T = input_ids.shape[1]
-    if isinstance(cache, str):
-        room = T + max_new_tokens
-        if compile:  # prompts of nearly one length share what is compiled
-            room = -(-room // 256) * 256
-        cache = model.make_cache(cache, batch_size=len(input_ids), max_length=room)
-    elif cache is not None and cache.length >= T:
-        held = f"the cache holds {cache.length} positions of a prompt of {T}"
-        raise ValueError(f"{held}, but the last must be new: crop({T - 1}) the cache")
-    step = _compiled_step(model, cache) if compile else model
+    room = T + max_new_tokens
+    if compile:  # prompts of nearly one length share what is compiled
+        room = -(-room // 256) * 256
+    memory = _open_cache(model, cache, input_ids, room)
+    step = _compiled_step(model, memory) if compile else model
 
     def choose(logits: Tensor, previous_ids: Tensor) -> Tensor:
         num_new = previous_ids.shape[1] - T
@@ -195,7 +207,7 @@ def generate(
 
     parts = [input_ids]
     for drawn in _decode_loop(
-        model, input_ids, attention_mask, max_new_tokens, choose, cache, stopping, step
+        model, input_ids, attention_mask, max_new_tokens, choose, memory, stopping, step
     ):
         parts.append(drawn[:, None])
         if on_token is not None:
@@ -211,35 +223,45 @@ def _overlap(text: str, stop: str) -> int:
 def stream_text(
     model: CausalLM,
     tokenizer: Any,
-    prompt: str | Tensor,
+    prompt: str | Sequence[Mapping[str, Any]] | Tensor,
     *,
     max_new_tokens: int,
-    sampler: Sampler = GREEDY,
+    sampler: Callable[[Tensor, Tensor], Tensor] = GREEDY,
     stop: str | Sequence[str] | None = None,
-    cache: str = "dynamic",
+    cache: str | KVCache = "dynamic",
+    on_token: Callable[[Tensor], object] | None = None,
 ) -> Iterator[str]:
     """The continuation of one prompt, piece by piece as whole characters appear.
 
-    `prompt` is a text, or ids (1, T) where a text cannot say what is meant. What could be the
+    `prompt` is a text; or a conversation, a list of messages such as {"role": "user", "content":
+    "Hi"}, which the tokenizer's chat template writes as ids; or ids (1, T). The answer in a
+    conversation ends before a special token, be it the token or its spelling. What could be the
     beginning of a stop string is held back until it is known; the stop string is left out.
-    Raises: ValueError as `generate`.
+    `cache` and `on_token` are as in `generate`.
+    Raises: ValueError as `generate`, and if the chat template refuses the conversation.
     """
     if isinstance(prompt, str):
         prompt = torch.tensor([tokenizer.encode(prompt)], dtype=torch.long)
+    elif not isinstance(prompt, Tensor):
+        prompt = torch.tensor([tokenizer.apply_chat_template(prompt)], dtype=torch.long)
+        stop = [stop] if isinstance(stop, str) else list(stop or ())
+        stop += tokenizer.special_tokens  # no message may spell one, so no answer may either
     prompt = prompt.to(model.lm_head.weight.device)
     check_prompt(prompt, None, max_new_tokens, model.config.vocab_size)
     stopping = StoppingCriteria(FROM_CONFIG, stop, tokenizer, model.config)
-    room = prompt.shape[1] + max_new_tokens
-    memory = model.make_cache(cache, batch_size=1, max_length=room)
+    memory = _open_cache(model, cache, prompt, prompt.shape[1] + max_new_tokens)
     held, decoder = "", tokenizer.decoder()
     options = (model, prompt, None, max_new_tokens, sampler, memory, stopping, model)
     for drawn in _decode_loop(*options):
+        if on_token is not None:
+            on_token(drawn)
         (token,) = _read(drawn)
         if token in stopping.eos:
             break
         held += decoder.push(token)
         found = [held.find(s) for s in stopping.strings if s in held]
-        unsure = max((_overlap(held, s) for s in stopping.strings), default=0)
+        begun = [s for s in stopping.strings if s[0] in held]  # there may be thousands
+        unsure = max((_overlap(held, s) for s in begun), default=0)
         ready = min(found) if found else len(held) - unsure
         if ready:
             yield held[:ready]
