@@ -51,6 +51,31 @@ def report(title: str, seconds: dict[str, list[float]], tokens: int = 0) -> None
         print(f"  {name:13} {speed}  {statistics.median(ratios):5.2f}x ({spread})", flush=True)
 
 
+def theirs_from(**where: Any) -> transformers.PreTrainedModel:
+    with redirect_stderr(StringIO()):  # a progress bar
+        return transformers.AutoModelForCausalLM.from_pretrained(**where).eval()
+
+
+def opening(path: Path, number: int) -> None:
+    """Time from a file to model and tokenizer, once everything is imported."""
+
+    def them(**where: Any) -> Callable[[], Any]:
+        tokenizer = transformers.AutoTokenizer.from_pretrained
+        return lambda: (theirs_from(**where), tokenizer(**where))
+
+    with tempfile.TemporaryDirectory() as folder:
+        save_pretrained(*from_pretrained(path), folder)
+        readers = {
+            "transformers": them(pretrained_model_name_or_path=folder),
+            "minillm": lambda: from_pretrained(folder),
+        }
+        rounds(readers, 1)  # imports
+        report("opening a folder, model and tokenizer", rounds(readers, number))
+    gguf = {"pretrained_model_name_or_path": path.parent, "gguf_file": path.name}
+    readers = {"transformers": them(**gguf), "minillm": lambda: from_pretrained(path)}
+    report("opening the GGUF file, model and tokenizer", rounds(readers, 2))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=5)
@@ -65,10 +90,6 @@ def main() -> None:
     torch.set_grad_enabled(False)
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
-
-    def theirs_from(**where: Any) -> transformers.PreTrainedModel:
-        with redirect_stderr(StringIO()):  # a progress bar
-            return transformers.AutoModelForCausalLM.from_pretrained(**where).eval()
 
     path = Path(str(file))
     gguf = {"pretrained_model_name_or_path": path.parent, "gguf_file": path.name}
@@ -91,19 +112,7 @@ def main() -> None:
     print(f"{args.new} greedy tokens: {'identical' if same else 'DIFFERENT'}")
     report("writing", rounds(writers, args.rounds), args.new)
 
-    with tempfile.TemporaryDirectory() as folder:
-        save_pretrained(ours, tokenizer, folder)
-        readers = {
-            "transformers": lambda: theirs_from(pretrained_model_name_or_path=folder),
-            "minillm": lambda: from_pretrained(folder),
-        }
-        rounds(readers, 1)  # imports
-        report("opening a folder (ours with the tokenizer)", rounds(readers, args.rounds))
-    readers = {
-        "transformers": lambda: theirs_from(**gguf),
-        "minillm": lambda: from_pretrained(path),
-    }
-    report("opening the GGUF file (ours with the tokenizer)", rounds(readers, 2))
+    opening(path, args.rounds)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """The page of the real model is collected where its weights are, and `make real` fetches them."""
 
 import importlib.util
+import json
 import re
 import runpy
 import shutil
@@ -59,3 +60,13 @@ def test_make_real_says_what_it_fetches_and_checks_it():
     assert "pytest -m real" in after
     test = subprocess.run(["make", "-n", "test"], capture_output=True, text=True, cwd=ROOT)
     assert "requirements-real" not in test.stdout
+
+
+def test_the_spine_quotes_what_the_page_printed():
+    cells = json.loads(PAGE.read_text(encoding="utf-8"))["cells"]
+    outputs = [o for c in cells if c["cell_type"] == "code" for o in c["outputs"]]
+    printed = "".join("".join(o["text"]) for o in outputs if o["output_type"] == "stream")
+    spine = json.loads((ROOT / "notebooks" / "10_minillm.ipynb").read_text(encoding="utf-8"))
+    text = "\n".join("".join(c["source"]) for c in spine["cells"])
+    (quoted,) = re.findall(r"^> (The sky .*)$", text, re.M)
+    assert quoted in printed
