@@ -14,20 +14,21 @@ from torch import Tensor, nn
 from minillm.nn.layers import ACTIVATIONS, GatedMLP
 
 
-def check_experts(num_experts: int, num_experts_per_tok: int, n_group: int, topk_group: int) -> None:
+def check_experts(
+    num_experts: int, num_experts_per_tok: int, n_group: int = 1, topk_group: int = 1
+) -> None:
     """Raises: ValueError, with the numbers, if a router cannot choose so."""
     E, k = num_experts, num_experts_per_tok
     if E < 1 or not 1 <= k <= E:
-        raise ValueError(f"num_experts_per_tok {k} of num_experts {E}: choose from 1 to all of them")
+        raise ValueError(f"num_experts_per_tok {k} of num_experts {E}: choose 1 to all of them")
     if n_group < 1 or E % n_group or not 1 <= topk_group <= n_group:
         raise ValueError(f"topk_group {topk_group} of n_group {n_group}, for {E} experts")
     size = E // n_group
     if n_group > 1 and size < 2:
         raise ValueError(f"n_group {n_group} of {E} experts: a group is judged by its best two")
     if k > topk_group * size:
-        raise ValueError(
-            f"num_experts_per_tok {k}: topk_group {topk_group} groups hold {topk_group * size} experts"
-        )
+        groups = f"topk_group {topk_group} groups hold {topk_group * size} experts"
+        raise ValueError(f"num_experts_per_tok {k}: {groups}")
 
 
 class TopKRouter(nn.Module):
@@ -115,8 +116,8 @@ def _check_logits(logits: Tensor) -> None:
 class Experts(nn.Module):
     """E gated feed-forward blocks in two tensors; each token goes through those chosen for it.
 
-    Tokens are sorted by expert, so that an expert computes all of its tokens in one product, and one
-    that nobody chose costs nothing. A GPU is asked once how many tokens each expert has; where
+    Tokens are sorted by expert, so that an expert computes all of its tokens in one product, and
+    one that nobody chose costs nothing. A GPU is asked once how many tokens each expert has; where
     nothing can be asked (a compiler, the meta device), every expert computes every token.
 
     Shape: x (N, C), indices (N, k), weights (N, k) -> (N, C).
@@ -137,7 +138,8 @@ class Experts(nn.Module):
             if size < 1:
                 raise ValueError(f"experts need a {name} of at least 1, not {size}")
         if activation not in ACTIVATIONS:
-            raise ValueError(f"unknown activation {activation!r}; known are {', '.join(ACTIVATIONS)}")
+            known = ", ".join(ACTIVATIONS)
+            raise ValueError(f"unknown activation {activation!r}; known are {known}")
         self.activation = ACTIVATIONS[activation]
         E, F_, C = num_experts, intermediate_size, hidden_size
         self.gate_up_proj = nn.Parameter(torch.empty(E, 2 * F_, C))  # gates first, then values
@@ -250,7 +252,7 @@ def load_balancing_loss(
     Source: Fedus et al. 2021, equations 4 to 6.
     """
     N, E = logits.shape
-    check_experts(E, num_experts_per_tok, 1, 1)
+    check_experts(E, num_experts_per_tok)
     counted = torch.ones(N, device=logits.device) if mask is None else _flat(mask, N).float()
     probs = logits.float().softmax(-1)
     if logits.device.type == "cpu":

@@ -130,7 +130,10 @@ def test_all_experts_on_all_tokens_give_the_same(name):
     _, ours = alike(name)
     x = torch.randn(9, ours.gate.weight.shape[1])
     _, weights, indices = ours.gate(x)
-    grouped, every = ours.experts(x, indices, weights), ours.experts.compute_all(x, indices, weights)
+    grouped, every = (
+        ours.experts(x, indices, weights),
+        ours.experts.compute_all(x, indices, weights),
+    )
     torch.testing.assert_close(grouped, every, atol=1e-6, rtol=1e-5)
 
 
@@ -301,7 +304,7 @@ def test_logits_that_are_nan_name_the_token(scoring, wrong):
     router = TopKRouter(4, 3, 2, scoring=scoring)
     x = torch.randn(6, 4)
     x[2, 0] = x[4, 1] = wrong
-    with pytest.raises(ValueError, match="router's logits .* 2 of 6 tokens, the first at row 2"):
+    with pytest.raises(ValueError, match=r"router's logits .* 2 of 6 tokens, the first at row 2"):
         router(x)
     with pytest.raises(ValueError, match="6 of 6 tokens, the first at row 0"):
         SparseMoeBlock(4, 6, 3, 1, scoring=scoring)(torch.full((2, 3, 4), float("nan")))
