@@ -46,6 +46,8 @@ class TopKRouter(nn.Module):
     Source: Shazeer et al. 2017, section 2; DeepSeek-AI 2024 (V3), equations 12 to 16.
     """
 
+    e_score_correction_bias: Tensor | None
+
     def __init__(
         self,
         hidden_size: int,
