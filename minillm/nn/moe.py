@@ -4,6 +4,8 @@ Explained in notebooks/beyond/11_experts.ipynb. Parameters are named and laid ou
 Face's Mixtral, Qwen3-MoE and DeepSeek-V3.
 """
 
+# Built from notebooks/beyond/11_experts.ipynb: edit there, then make build.
+
 from contextlib import nullcontext
 from typing import Any, Literal
 
@@ -12,6 +14,79 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from minillm.nn.layers import ACTIVATIONS, GatedMLP
+
+__all__ = [
+    "Experts",
+    "SparseMoeBlock",
+    "TopKRouter",
+    "check_experts",
+    "expert_load",
+    "load_balancing_loss",
+    "update_bias",
+]
+
+
+class Experts(nn.Module):
+    """E gated feed-forward blocks in two tensors; each token goes through those chosen for it.
+
+    Tokens are sorted by expert, so that an expert computes all of its tokens in one product, and
+    one that nobody chose costs nothing. A GPU is asked once how many tokens each expert has; where
+    nothing can be asked (a compiler, the meta device), every expert computes every token.
+
+    Shape: x (N, C), indices (N, k), weights (N, k) -> (N, C).
+    Raises: ValueError for no experts, sizes below 1, an unknown activation.
+    """
+
+    def __init__(
+        self,
+        hidden_size: int,
+        intermediate_size: int,
+        num_experts: int,
+        *,
+        activation: str = "silu",
+    ) -> None:
+        super().__init__()
+        sizes = {"hidden_size": hidden_size, "intermediate_size": intermediate_size}
+        for name, size in {**sizes, "num_experts": num_experts}.items():
+            if size < 1:
+                raise ValueError(f"experts need a {name} of at least 1, not {size}")
+        if activation not in ACTIVATIONS:
+            known = ", ".join(ACTIVATIONS)
+            raise ValueError(f"unknown activation {activation!r}; known are {known}")
+        self.activation = ACTIVATIONS[activation]
+        E, F_, C = num_experts, intermediate_size, hidden_size
+        self.gate_up_proj = nn.Parameter(torch.empty(E, 2 * F_, C))  # gates first, then values
+        self.down_proj = nn.Parameter(torch.empty(E, C, F_))
+        for weight in self.parameters():
+            nn.init.uniform_(weight, -(weight.shape[-1] ** -0.5), weight.shape[-1] ** -0.5)
+
+    def forward(self, x: Tensor, indices: Tensor, weights: Tensor) -> Tensor:
+        if torch.compiler.is_compiling() or x.is_meta:
+            return self.compute_all(x, indices, weights)
+        chosen = indices.flatten()  # token 0's choices, token 1's, ...
+        order = chosen.argsort(stable=True)
+        tokens = order // indices.shape[1]  # whose choice each is, expert by expert
+        counts = chosen.bincount(minlength=len(self.gate_up_proj)).tolist()
+        found = []
+        both = zip(self.gate_up_proj.unbind(), self.down_proj.unbind(), strict=True)
+        for rows, (gate_up, down) in zip(x[tokens].split(counts), both, strict=True):
+            if len(rows) or not len(x):
+                gate, up = F.linear(rows, gate_up).chunk(2, -1)
+                found.append(F.linear(self.activation(gate) * up, down))
+        y = torch.cat(found) * weights.flatten()[order, None]  # (N k, C)
+        return torch.zeros_like(x, dtype=y.dtype).index_add(0, tokens, y).to(x.dtype)
+
+    def compute_all(self, x: Tensor, indices: Tensor, weights: Tensor) -> Tensor:
+        """Every expert on every token, most times a weight of 0: no shape depends on the choice."""
+        E = len(self.gate_up_proj)
+        dense = weights.new_zeros(len(x), E).scatter(1, indices, weights)  # (N, E)
+        gate, up = torch.matmul(x, self.gate_up_proj.mT).chunk(2, -1)  # (E, N, F)
+        y = torch.matmul(self.activation(gate) * up, self.down_proj.mT)  # (E, N, C)
+        return (y * dense.t()[..., None]).sum(0).to(x.dtype)
+
+    def extra_repr(self) -> str:
+        E, C, F_ = self.down_proj.shape
+        return f"{C}, {F_}, {E}"
 
 
 def check_experts(
@@ -115,111 +190,6 @@ def _check_logits(logits: Tensor) -> None:
         raise ValueError(f"the router's logits are NaN or infinite for {which}")
 
 
-class Experts(nn.Module):
-    """E gated feed-forward blocks in two tensors; each token goes through those chosen for it.
-
-    Tokens are sorted by expert, so that an expert computes all of its tokens in one product, and
-    one that nobody chose costs nothing. A GPU is asked once how many tokens each expert has; where
-    nothing can be asked (a compiler, the meta device), every expert computes every token.
-
-    Shape: x (N, C), indices (N, k), weights (N, k) -> (N, C).
-    Raises: ValueError for no experts, sizes below 1, an unknown activation.
-    """
-
-    def __init__(
-        self,
-        hidden_size: int,
-        intermediate_size: int,
-        num_experts: int,
-        *,
-        activation: str = "silu",
-    ) -> None:
-        super().__init__()
-        sizes = {"hidden_size": hidden_size, "intermediate_size": intermediate_size}
-        for name, size in {**sizes, "num_experts": num_experts}.items():
-            if size < 1:
-                raise ValueError(f"experts need a {name} of at least 1, not {size}")
-        if activation not in ACTIVATIONS:
-            known = ", ".join(ACTIVATIONS)
-            raise ValueError(f"unknown activation {activation!r}; known are {known}")
-        self.activation = ACTIVATIONS[activation]
-        E, F_, C = num_experts, intermediate_size, hidden_size
-        self.gate_up_proj = nn.Parameter(torch.empty(E, 2 * F_, C))  # gates first, then values
-        self.down_proj = nn.Parameter(torch.empty(E, C, F_))
-        for weight in self.parameters():
-            nn.init.uniform_(weight, -(weight.shape[-1] ** -0.5), weight.shape[-1] ** -0.5)
-
-    def forward(self, x: Tensor, indices: Tensor, weights: Tensor) -> Tensor:
-        if torch.compiler.is_compiling() or x.is_meta:
-            return self.compute_all(x, indices, weights)
-        chosen = indices.flatten()  # token 0's choices, token 1's, ...
-        order = chosen.argsort(stable=True)
-        tokens = order // indices.shape[1]  # whose choice each is, expert by expert
-        counts = chosen.bincount(minlength=len(self.gate_up_proj)).tolist()
-        found = []
-        both = zip(self.gate_up_proj.unbind(), self.down_proj.unbind(), strict=True)
-        for rows, (gate_up, down) in zip(x[tokens].split(counts), both, strict=True):
-            if len(rows) or not len(x):
-                gate, up = F.linear(rows, gate_up).chunk(2, -1)
-                found.append(F.linear(self.activation(gate) * up, down))
-        y = torch.cat(found) * weights.flatten()[order, None]  # (N k, C)
-        return torch.zeros_like(x, dtype=y.dtype).index_add(0, tokens, y).to(x.dtype)
-
-    def compute_all(self, x: Tensor, indices: Tensor, weights: Tensor) -> Tensor:
-        """Every expert on every token, most times a weight of 0: no shape depends on the choice."""
-        E = len(self.gate_up_proj)
-        dense = weights.new_zeros(len(x), E).scatter(1, indices, weights)  # (N, E)
-        gate, up = torch.matmul(x, self.gate_up_proj.mT).chunk(2, -1)  # (E, N, F)
-        y = torch.matmul(self.activation(gate) * up, self.down_proj.mT)  # (E, N, C)
-        return (y * dense.t()[..., None]).sum(0).to(x.dtype)
-
-    def extra_repr(self) -> str:
-        E, C, F_ = self.down_proj.shape
-        return f"{C}, {F_}, {E}"
-
-
-class SparseMoeBlock(nn.Module):
-    """A router and its experts in the place of one feed-forward block.
-
-    With `shared_intermediate_size` one more block, of that size, computes every token.
-    Options of the router are those of `TopKRouter`.
-
-    Shape: (..., C) -> (..., C)
-    Raises: ValueError as `TopKRouter` and `Experts` do.
-    """
-
-    def __init__(
-        self,
-        hidden_size: int,
-        intermediate_size: int,
-        num_experts: int,
-        num_experts_per_tok: int,
-        *,
-        activation: str = "silu",
-        shared_intermediate_size: int = 0,
-        **router: Any,
-    ) -> None:
-        super().__init__()
-        self.gate = TopKRouter(hidden_size, num_experts, num_experts_per_tok, **router)
-        self.experts = Experts(hidden_size, intermediate_size, num_experts, activation=activation)
-        self.shared_experts = None
-        if shared_intermediate_size:
-            self.shared_experts = GatedMLP(
-                hidden_size, shared_intermediate_size, activation=activation
-            )
-
-    def forward(self, x: Tensor) -> Tensor:
-        rows = x.reshape(-1, x.shape[-1])
-        _, weights, indices = self.gate(rows)
-        y = self.experts(rows, indices, weights).view(x.shape)
-        return y if self.shared_experts is None else y + self.shared_experts(x)
-
-    def active_weights(self) -> int:
-        """Numbers of router and experts that one token is multiplied with."""
-        E, k = self.gate.num_experts, self.gate.num_experts_per_tok
-        return self.gate.weight.numel() + sum(w.numel() for w in self.experts.parameters()) // E * k
-
-
 def expert_load(indices: Tensor, num_experts: int, *, mask: Tensor | None = None) -> Tensor:
     """How many tokens chose each expert; those where `mask` is 0 do not count.
 
@@ -285,3 +255,45 @@ def update_bias(router: TopKRouter, load: Tensor, *, rate: float = 1e-3) -> None
         raise ValueError(f"load {load.tolist()} at rate {rate}, for {len(bias)} experts")
     load = load.to(bias)
     bias += rate * (load.mean() - load).sign()
+
+
+class SparseMoeBlock(nn.Module):
+    """A router and its experts in the place of one feed-forward block.
+
+    With `shared_intermediate_size` one more block, of that size, computes every token.
+    Options of the router are those of `TopKRouter`.
+
+    Shape: (..., C) -> (..., C)
+    Raises: ValueError as `TopKRouter` and `Experts` do.
+    """
+
+    def __init__(
+        self,
+        hidden_size: int,
+        intermediate_size: int,
+        num_experts: int,
+        num_experts_per_tok: int,
+        *,
+        activation: str = "silu",
+        shared_intermediate_size: int = 0,
+        **router: Any,
+    ) -> None:
+        super().__init__()
+        self.gate = TopKRouter(hidden_size, num_experts, num_experts_per_tok, **router)
+        self.experts = Experts(hidden_size, intermediate_size, num_experts, activation=activation)
+        self.shared_experts = None
+        if shared_intermediate_size:
+            self.shared_experts = GatedMLP(
+                hidden_size, shared_intermediate_size, activation=activation
+            )
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = x.reshape(-1, x.shape[-1])
+        _, weights, indices = self.gate(rows)
+        y = self.experts(rows, indices, weights).view(x.shape)
+        return y if self.shared_experts is None else y + self.shared_experts(x)
+
+    def active_weights(self) -> int:
+        """Numbers of router and experts that one token is multiplied with."""
+        E, k = self.gate.num_experts, self.gate.num_experts_per_tok
+        return self.gate.weight.numel() + sum(w.numel() for w in self.experts.parameters()) // E * k
