@@ -12,11 +12,13 @@ from typing import Any, Literal
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from minillm.nn.layers import ACTIVATIONS, GatedMLP
 
 __all__ = [
     "Experts",
+    "GroupedLinear",
     "SparseMoeBlock",
     "TopKRouter",
     "check_experts",
@@ -24,6 +26,36 @@ __all__ = [
     "load_balancing_loss",
     "update_bias",
 ]
+
+
+class GroupedLinear(torch.autograd.Function):
+    """Each group of rows times the transpose of its own matrix; the first `counts[0]` rows are one.
+
+    Autograd alone would make the gradient of each matrix somewhere and then copy all into one
+    tensor; here each is made in its place.
+
+    Shape: x (N, in), weight (E, out, in), counts: E numbers that add up to N -> (N, out).
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, counts: list[int]) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.counts = counts
+        y = x.new_empty(len(x), weight.shape[1])
+        for rows, matrix, out in zip(x.split(counts), weight, y.split(counts), strict=True):
+            torch.mm(rows, matrix.t(), out=out)
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
+        x, weight = ctx.saved_tensors
+        grad_x, grad_weight = torch.empty_like(x), torch.empty_like(weight)
+        groups = (tensor.split(ctx.counts) for tensor in (x, grad, grad_x))
+        for rows, g, g_x, matrix, g_w in zip(*groups, weight, grad_weight, strict=True):
+            torch.mm(g, matrix, out=g_x)
+            torch.mm(g.t(), rows, out=g_w)  # of a group without rows: zeros
+        return grad_x, grad_weight, None
 
 
 class Experts(nn.Module):
@@ -67,13 +99,15 @@ class Experts(nn.Module):
         order = chosen.argsort(stable=True)
         tokens = order // indices.shape[1]  # whose choice each is, expert by expert
         counts = chosen.bincount(minlength=len(self.gate_up_proj)).tolist()
-        found = []
-        both = zip(self.gate_up_proj.unbind(), self.down_proj.unbind(), strict=True)
-        for rows, (gate_up, down) in zip(x[tokens].split(counts), both, strict=True):
-            if len(rows) or not len(x):
-                gate, up = F.linear(rows, gate_up).chunk(2, -1)
-                found.append(F.linear(self.activation(gate) * up, down))
-        y = torch.cat(found) * weights.flatten()[order, None]  # (N k, C)
+        gate_up: Tensor = self.gate_up_proj
+        down: Tensor = self.down_proj
+        rows = x.index_select(0, tokens)
+        if torch.is_autocast_enabled(x.device.type):
+            dtype = torch.get_autocast_dtype(x.device.type)
+            rows, gate_up, down = rows.to(dtype), gate_up.to(dtype), down.to(dtype)
+        gate, up = GroupedLinear.apply(rows, gate_up, counts).chunk(2, -1)
+        y = GroupedLinear.apply(self.activation(gate) * up, down, counts)  # (N k, C)
+        y = y * weights.flatten().index_select(0, order)[:, None]
         return torch.zeros_like(x, dtype=y.dtype).index_add(0, tokens, y).to(x.dtype)
 
     def compute_all(self, x: Tensor, indices: Tensor, weights: Tensor) -> Tensor:

@@ -18,6 +18,7 @@ from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeSparseMoeBl
 from minillm.nn.layers import GatedMLP
 from minillm.nn.moe import (
     Experts,
+    GroupedLinear,
     SparseMoeBlock,
     TopKRouter,
     expert_load,
@@ -135,6 +136,18 @@ def test_all_experts_on_all_tokens_give_the_same(name):
         ours.experts.compute_all(x, indices, weights),
     )
     torch.testing.assert_close(grouped, every, atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("counts", [[2, 0, 3], [5, 0, 0], [0, 0, 0]])
+def test_a_grouped_product_is_the_products_of_its_groups(counts):
+    generator = torch.Generator().manual_seed(0)
+    rows, size = sum(counts), {"generator": generator, "dtype": torch.float64}
+    x = torch.randn(rows, 4, **size, requires_grad=True)
+    weight = torch.randn(3, 6, 4, **size, requires_grad=True)
+    found = GroupedLinear.apply(x, weight, counts)
+    parts = zip(x.split(counts), weight, strict=True)
+    torch.testing.assert_close(found, torch.cat([a @ w.T for a, w in parts]))
+    assert torch.autograd.gradcheck(lambda a, w: GroupedLinear.apply(a, w, counts), (x, weight))
 
 
 @torch.no_grad()
