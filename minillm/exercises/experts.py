@@ -100,7 +100,7 @@ def _active(config: ModelConfig) -> int:
     "8x7B is 47 billion in memory and 13 billion at work: only the experts are eight",
 )
 def _active_parameters(answer: Callable[[ModelConfig], Any]) -> str | None:
-    sizes = {"vocab_size": 101, "hidden_size": 24, "num_hidden_layers": 3}
+    sizes: dict[str, Any] = {"vocab_size": 101, "hidden_size": 24, "num_hidden_layers": 3}
     sizes |= {"num_attention_heads": 4, "intermediate_size": 40, "model_type": "mixtral"}
     changes: list[dict[str, Any]] = [
         {"num_experts": 6, "num_experts_per_tok": 2},
