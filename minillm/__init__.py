@@ -16,6 +16,7 @@ _PUBLIC = {
     "tokenizer.bpe": ["BPETokenizer"],
     "nn.multihead": ["MultiHeadAttention"],
     "nn.mla": ["MultiHeadLatentAttention"],
+    "nn.moe": ["Experts", "SparseMoeBlock", "TopKRouter", "load_balancing_loss", "update_bias"],
     "nn.rope": ["RotaryEmbedding"],
     "nn.rope_scaling": ["rope_frequencies"],
     "nn.layers": ["ACTIVATIONS", "GatedMLP", "LayerNorm", "MLP", "RMSNorm"],

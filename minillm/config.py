@@ -1,4 +1,4 @@
-"""The config: which model, of which family, of which sizes; eight families in one dataclass.
+"""The config: which model, of which family, of which sizes; all families in one dataclass.
 
 Explained in deeper/10_families. Keys follow Hugging Face; how the families spell them in
 their files is in `minillm.pretrained.families`.
@@ -33,6 +33,7 @@ class Family:
     parallel_residual: bool = False  # attention and feed-forward side by side
     tied: bool = False  # head and embedding share a matrix, where the config does not say
     mla: bool = False  # a latent instead of per-head keys and values
+    experts: str = ""  # some layers are mixtures of experts, whose router's scores are of this kind
 
 
 _TANH = "gelu_pytorch_tanh"
@@ -47,7 +48,9 @@ FAMILIES: dict[str, Family] = {
         True, 1e-5, gated=False, activation="gelu_new", rotary=False, bias=True, tied=True
     ),
     "falcon": Family(True, 1e-5, gated=False, activation="gelu", parallel_residual=True, tied=True),
-    "deepseek_v3": Family(mla=True),
+    "deepseek_v3": Family(mla=True, experts="sigmoid"),
+    "mixtral": Family(norm_eps=1e-5, experts="softmax"),
+    "qwen3_moe": Family(qk_norm=True, experts="softmax"),
 }
 
 _UNSET: Any = None  # the default of keys that the family fills in, or that only some families have
@@ -92,14 +95,26 @@ class ModelConfig:
     qk_nope_head_dim: int = _UNSET
     qk_rope_head_dim: int = _UNSET
     v_head_dim: int = _UNSET
+    num_experts: int = _UNSET  # experts of a sparse layer; 0: no layer is sparse
+    num_experts_per_tok: int = _UNSET
+    moe_intermediate_size: int = _UNSET  # of one expert
+    n_shared_experts: int = _UNSET  # for all tokens, as one block
+    norm_topk_prob: bool = _UNSET  # how choices and weights are made: see `minillm.nn.moe`
+    routed_scaling_factor: float = _UNSET
+    n_group: int = _UNSET
+    topk_group: int = _UNSET
+    first_k_dense_replace: int = _UNSET  # sparse are layers from this one on,
+    decoder_sparse_step: int = _UNSET  # each whose number, counted from 1, this divides,
+    mlp_only_layers: tuple[int, ...] = _UNSET  # and which is not one of these
 
     def __post_init__(self) -> None:
         if not isinstance(self.model_type, str) or self.model_type not in FAMILIES:
             known = ", ".join(FAMILIES)
             raise ValueError(f"unknown model_type {self.model_type!r}; known are {known}")
         _check_values(vars(self), needed={f.name for f in fields(self) if f.default is not None})
-        if isinstance(self.eos_token_id, list):
-            object.__setattr__(self, "eos_token_id", tuple(self.eos_token_id))
+        for key in ("eos_token_id", "mlp_only_layers"):
+            if isinstance(getattr(self, key), list):
+                object.__setattr__(self, key, tuple(getattr(self, key)))
         for key, value in _defaults(self).items():
             if getattr(self, key) is None:
                 object.__setattr__(self, key, value)
@@ -115,6 +130,15 @@ class ModelConfig:
         """The ids that end a text: none, one or several."""
         ids = self.eos_token_id
         return () if ids is None else (ids,) if isinstance(ids, int) else tuple(ids)
+
+    def is_sparse(self, layer: int) -> bool:
+        """Whether experts, of which each token uses a few, are this layer's feed-forward block."""
+        chosen = bool(self.num_experts) and layer >= self.first_k_dense_replace
+        return (
+            chosen
+            and layer not in self.mlp_only_layers
+            and (layer + 1) % self.decoder_sparse_step == 0
+        )
 
     @classmethod
     def preset(cls, name: str, **changes: Any) -> "ModelConfig":
@@ -165,6 +189,21 @@ def _defaults(c: ModelConfig) -> dict[str, Any]:
         "tie_word_embeddings": family.tied,
         "parallel_attn": family.parallel_residual,
         "num_ln_in_parallel_attn": 1 if family.parallel_residual else None,
+        **(_expert_defaults(c) if c.num_experts else {}),
+    }
+
+
+def _expert_defaults(c: ModelConfig) -> dict[str, Any]:
+    return {
+        "moe_intermediate_size": c.intermediate_size if c.model_type == "mixtral" else None,
+        "n_shared_experts": 0,
+        "norm_topk_prob": c.model_type != "qwen3_moe",
+        "routed_scaling_factor": 1.0,
+        "n_group": 1,
+        "topk_group": 1,
+        "first_k_dense_replace": 0,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": (),
     }
 
 
@@ -179,15 +218,23 @@ def _is_number(x: Any) -> bool:  # neither NaN nor infinite, nor too long for a 
 _SIZES = (
     "vocab_size hidden_size num_hidden_layers num_attention_heads num_key_value_heads head_dim "
     "intermediate_size max_position_embeddings sliding_window q_lora_rank kv_lora_rank "
-    "qk_nope_head_dim qk_rope_head_dim v_head_dim"
+    "qk_nope_head_dim qk_rope_head_dim v_head_dim num_experts_per_tok moe_intermediate_size "
+    "n_group topk_group decoder_sparse_step"
 )
+
+_COUNTS = "num_experts n_shared_experts first_k_dense_replace"
 
 # What is asked, in words: the test, and the keys that must pass it. (What else files may hold is
 # checked where they are read, in `minillm.pretrained.families`.)
 _VALUES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "a table": (lambda x: isinstance(x, Mapping), "rope_scaling"),
     "a positive integer": (lambda x: _is_int(x) and x > 0, _SIZES),
-    "below 2**31": (lambda x: x < 2**31, _SIZES),
+    "an integer from 0": (lambda x: _is_int(x) and x >= 0, _COUNTS),
+    "below 2**31": (lambda x: x < 2**31, f"{_SIZES} {_COUNTS}"),
+    "numbers of layers": (
+        lambda x: isinstance(x, list | tuple) and all(_is_int(i) and i >= 0 for i in x),
+        "mlp_only_layers",
+    ),
     "an integer": (_is_int, "bos_token_id pad_token_id"),
     "an integer or several": (
         lambda x: all(map(_is_int, x if isinstance(x, list | tuple) else [x])),
@@ -196,7 +243,7 @@ _VALUES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "1 or 2": (lambda x: _is_int(x) and x in (1, 2), "num_ln_in_parallel_attn"),
     "a positive number": (
         lambda x: _is_number(x) and x > 0,
-        "rms_norm_eps rope_theta rope_scaling.rope_theta "
+        "rms_norm_eps routed_scaling_factor rope_theta rope_scaling.rope_theta "
         "rope_scaling.factor rope_scaling.original_max_position_embeddings "
         "rope_scaling.beta_fast rope_scaling.beta_slow",
     ),
@@ -209,7 +256,7 @@ _VALUES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "a number from 0 to below 1": (lambda x: _is_number(x) and 0 <= x < 1, "attention_dropout"),
     "True or False": (
         lambda x: isinstance(x, bool),
-        "rope_interleave attention_bias mlp_bias tie_word_embeddings parallel_attn "
+        "rope_interleave attention_bias mlp_bias tie_word_embeddings parallel_attn norm_topk_prob "
         "rope_scaling.truncate",
     ),
 }
@@ -231,6 +278,8 @@ def _check_together(c: ModelConfig) -> None:
     latent = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
     needed = ("intermediate_size", *(latent if c.family.mla else ()))
     missing = [key for key in needed if getattr(c, key) is None]
+    if c.family.experts or c.num_experts:
+        missing += _check_experts(c)
     if missing:
         raise ValueError(f"a {c.model_type} config lacks {', '.join(missing)}")
     if c.family.mla and c.attention_bias:
@@ -253,6 +302,23 @@ def _check_together(c: ModelConfig) -> None:
         ids = c.eos_token_ids if key == "eos_token_id" else (getattr(c, key),)
         if any(i is not None and not 0 <= i < c.vocab_size for i in ids):
             raise ValueError(f"{key} {getattr(c, key)} is outside a vocabulary of {c.vocab_size}")
+
+
+def _check_experts(c: ModelConfig) -> list[str]:
+    """The keys that lack. Raises: ValueError for experts that no router can choose so."""
+    if not c.family.experts:
+        raise ValueError(f"{c.model_type} has no experts: num_experts {c.num_experts}")
+    if not c.num_experts:  # DeepSeek's files and Qwen's may say so
+        known = c.family.mla or (c.model_type == "qwen3_moe" and c.num_experts == 0)
+        return [] if known else ["num_experts"]
+    if not any(map(c.is_sparse, range(c.num_hidden_layers))):
+        return []
+    missing = [k for k in ("num_experts_per_tok", "moe_intermediate_size") if not getattr(c, k)]
+    if not missing:
+        from minillm.nn.moe import check_experts
+
+        check_experts(c.num_experts, c.num_experts_per_tok, c.n_group, c.topk_group)
+    return missing
 
 
 def _check_scaling(c: ModelConfig) -> None:

@@ -62,6 +62,28 @@ def _make_attention(c: ModelConfig) -> nn.Module:
     )
 
 
+def _make_mlp(c: ModelConfig, layer: int) -> nn.Module:
+    """The layer's feed-forward block: one for all tokens, or experts of which each uses a few."""
+    if c.is_sparse(layer):
+        from minillm.nn.moe import SparseMoeBlock
+
+        return SparseMoeBlock(
+            c.hidden_size,
+            c.moe_intermediate_size,
+            c.num_experts,
+            c.num_experts_per_tok,
+            activation=c.hidden_act,
+            shared_intermediate_size=c.n_shared_experts * c.moe_intermediate_size,
+            scoring=c.family.experts,
+            norm_topk_prob=c.norm_topk_prob,
+            routed_scaling_factor=c.routed_scaling_factor,
+            n_group=c.n_group,
+            topk_group=c.topk_group,
+        )
+    block = GatedMLP if c.family.gated else MLP
+    return block(c.hidden_size, c.intermediate_size, activation=c.hidden_act, bias=c.mlp_bias)
+
+
 class DecoderLayer(nn.Module):
     """Attention, then the feed-forward block, each on a normalised copy and added back (pre-norm).
 
@@ -69,7 +91,7 @@ class DecoderLayer(nn.Module):
     Shape: (B, T, C) -> (B, T, C).
     """
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelConfig, layer: int = 0) -> None:
         super().__init__()
         c = config
         self.parallel_residual = c.parallel_attn
@@ -77,10 +99,7 @@ class DecoderLayer(nn.Module):
         self.self_attn = _make_attention(c)
         if not self.parallel_residual or c.num_ln_in_parallel_attn == 2:
             self.post_attention_layernorm = _make_norm(c)
-        block = GatedMLP if c.family.gated else MLP
-        self.mlp = block(
-            c.hidden_size, c.intermediate_size, activation=c.hidden_act, bias=c.mlp_bias
-        )
+        self.mlp = _make_mlp(c, layer)
 
     def forward(
         self,
@@ -110,7 +129,7 @@ class Decoder(nn.Module):
         self.embed_tokens = nn.Embedding(c.vocab_size, c.hidden_size)
         if not c.family.rotary:
             self.embed_positions = nn.Embedding(c.max_position_embeddings, c.hidden_size)
-        self.layers = nn.ModuleList(DecoderLayer(c) for _ in range(c.num_hidden_layers))
+        self.layers = nn.ModuleList(DecoderLayer(c, i) for i in range(c.num_hidden_layers))
         self.norm = _make_norm(c)
         self.rotary = self.make_rotary() if c.family.rotary else None
 
@@ -283,13 +302,13 @@ class CausalLM(nn.Module):
         device = self.lm_head.weight.device
         generator = None if device.type == "meta" else torch.Generator(device).manual_seed(seed)
         std, layers = self.config.initializer_range, self.config.num_hidden_layers
-        for name, module in self.named_modules():
-            if isinstance(module, nn.Linear | nn.Embedding) and module is not self.lm_head:
-                last = name.endswith(("o_proj", "down_proj"))
+        for name, weight in self.model.named_parameters():
+            if weight.dim() > 1:
+                last = ".o_proj" in name or ".down_proj" in name
                 size = std / math.sqrt(2 * layers) if last else std
-                module.weight.normal_(0.0, size, generator=generator)
-            if isinstance(module, nn.Linear) and module.bias is not None:
-                module.bias.zero_()
+                weight.normal_(0.0, size, generator=generator)
+            elif name.endswith("_proj.bias"):
+                weight.zero_()
         if not self.config.tie_word_embeddings:
             self.lm_head.weight.normal_(0.0, std, generator=generator)
 
@@ -362,6 +381,8 @@ class CausalLM(nn.Module):
         """
         c = self.config
         linear = sum(m.weight.numel() for m in self.modules() if isinstance(m, nn.Linear))
+        layers: Any = self.model.layers
+        linear += sum(x.mlp.active_weights() for i, x in enumerate(layers) if c.is_sparse(i))
         key, value = c.head_dim, c.head_dim
         if c.family.mla:
             key, value = c.qk_nope_head_dim + c.qk_rope_head_dim, c.v_head_dim

@@ -21,6 +21,7 @@ YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "beta_fast": 32, 
 YARN |= {"mscale": 0.8, "mscale_all_dim": 1.0, "original_max_position_embeddings": 32}
 MLA = {"kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 12, "v_head_dim": 10}
 DEEPSEEK = {**SHARED, **MLA, "num_key_value_heads": 4, "first_k_dense_replace": 2}
+THETA = {"rope_type": "default", "rope_theta": 5e4}
 FALCON = {**SMALL, "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 0}
 GPT2 = {"vocab_size": 97, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 128}
 GPT2 |= {"bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 0}
@@ -53,7 +54,34 @@ CONFIGS = {
     "deepseek-plain": lambda: t.DeepseekV3Config(
         **DEEPSEEK, q_lora_rank=None, rope_interleave=False
     ),
-}
+    "mixtral": lambda: t.MixtralConfig(**SHARED, num_local_experts=5, rope_parameters=THETA),
+    "mixtral-window-all": lambda: t.MixtralConfig(
+        **SHARED, num_local_experts=3, num_experts_per_tok=3, sliding_window=8, head_dim=12
+    ),
+    "mixtral-one-tied": lambda: t.MixtralConfig(
+        **SHARED, num_local_experts=4, num_experts_per_tok=1, tie_word_embeddings=True
+    ),
+    "qwen3-moe": lambda: t.Qwen3MoeConfig(
+        **{**SHARED, "num_hidden_layers": 5}, head_dim=16, num_experts=7, num_experts_per_tok=3,
+        moe_intermediate_size=20, norm_topk_prob=True, decoder_sparse_step=2, mlp_only_layers=[3],
+        attention_bias=True,
+    ),
+    "qwen3-moe-raw-window": lambda: t.Qwen3MoeConfig(
+        **SHARED, num_experts=4, num_experts_per_tok=1, moe_intermediate_size=52,
+        use_sliding_window=True, sliding_window=8, tie_word_embeddings=True,
+    ),
+    "qwen3-moe-dense": lambda: t.Qwen3MoeConfig(**SHARED, num_experts=0),
+    "deepseek-experts": lambda: t.DeepseekV3Config(
+        **{**DEEPSEEK, "num_hidden_layers": 3, "first_k_dense_replace": 1}, q_lora_rank=12,
+        n_routed_experts=12, num_experts_per_tok=3, n_group=4, topk_group=2, n_shared_experts=2,
+        moe_intermediate_size=20, rope_parameters=YARN,
+    ),
+    "deepseek-experts-raw": lambda: t.DeepseekV3Config(
+        **{**DEEPSEEK, "first_k_dense_replace": 0}, q_lora_rank=None, n_routed_experts=4,
+        num_experts_per_tok=4, n_group=1, topk_group=1, moe_intermediate_size=12,
+        norm_topk_prob=False, routed_scaling_factor=0.7,
+    ),
+}  # fmt: skip
 
 
 @torch.no_grad()
@@ -64,6 +92,9 @@ def make(name: str, folder: str, **save: object) -> transformers.PreTrainedModel
     generator = torch.Generator().manual_seed(1)
     for p in model.parameters():
         p.add_(0.15 * torch.randn(p.shape, generator=generator))
+    for key, buffer in model.named_buffers():
+        if key.endswith("correction_bias"):
+            buffer.add_(0.1 * torch.randn(buffer.shape, generator=generator))
     model.save_pretrained(folder, **save)
     return model
 
@@ -81,6 +112,8 @@ def ragged(rows: int = 3, length: int = 21) -> tuple[torch.Tensor, torch.Tensor,
 _OURS = {"vocab_size": 64, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4}
 _OURS |= {"intermediate_size": 24, "max_position_embeddings": 64}
 _MLA = {"kv_lora_rank": 8, "qk_nope_head_dim": 4, "qk_rope_head_dim": 4, "v_head_dim": 4}
+_EXPERTS = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 10}
+_GROUPS = {"n_group": 3, "topk_group": 2, "n_shared_experts": 1, "first_k_dense_replace": 1}
 FAMILY_CONFIGS = {
     name: ModelConfig(**_OURS, **changes)
     for name, changes in {
@@ -93,6 +126,9 @@ FAMILY_CONFIGS = {
         "gpt2": {"model_type": "gpt2"},
         "falcon": {"model_type": "falcon", "num_key_value_heads": 1},
         "deepseek_v3": {"model_type": "deepseek_v3", **_MLA},
+        "mixtral": {"model_type": "mixtral", "num_experts": 4, "num_experts_per_tok": 2},
+        "qwen3_moe": {"model_type": "qwen3_moe", **_EXPERTS, "decoder_sparse_step": 2},
+        "deepseek_v3-experts": {"model_type": "deepseek_v3", **_MLA, **_EXPERTS, **_GROUPS},
     }.items()
 }
 

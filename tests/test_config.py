@@ -64,10 +64,7 @@ def test_contradictions_are_errors_that_name_the_values(changes, message):
         ({"rope_parameters": {"a": {"rope_theta": 1.0}}}, "differ by layer"),
         ({"quantization_config": {"bits": 4}}, "quantized"),
         ({"model_type": "gpt2", "scale_attn_by_inverse_layer_idx": True}, "by layer"),
-        (
-            {"model_type": "deepseek_v3", "n_routed_experts": 8, "first_k_dense_replace": 1},
-            "layers 1 to 1 are mixtures of experts",
-        ),
+        ({"model_type": "deepseek_v3", "scoring_func": "softmax"}, "scoring_func='softmax'"),
         (
             {"model_type": "qwen2", "use_sliding_window": True, "sliding_window": 8,
              "layer_types": ["full_attention", "sliding_attention"]},

@@ -42,6 +42,9 @@ def ids(rows=2, length=9, seed=0):
         ("qwen3-0.6b", 596_049_920),
         ("gemma-2b", 2_506_172_416),
         ("falcon-7b", 6_921_720_704),
+        ("mixtral-8x7b", 46_702_792_704),
+        ("qwen3-30b-a3b", 30_532_122_624),
+        ("deepseek-v3", 671_026_404_352),
     ],
 )
 def test_presets_have_the_published_sizes(name, count):
@@ -156,7 +159,8 @@ def test_initial_sizes_of_the_weights():
 
 
 def test_flops_are_those_that_torch_counts():
-    for m in (model(), model(tie_word_embeddings=True), model(model_type="gpt2")):
+    models = [model(), model(tie_word_embeddings=True), model(model_type="gpt2")]
+    for m in (*models, *(CausalLM(FAMILY_CONFIGS[name]) for name in ("mixtral", "qwen3_moe"))):
         math = sdpa_kernel(SDPBackend.MATH)  # the CPU's flash kernel is not counted
         with FlopCounterMode(display=False) as counter, torch.no_grad(), math:
             m(ids(1, 9))
@@ -164,10 +168,11 @@ def test_flops_are_those_that_torch_counts():
 
 
 def test_gradients_reach_every_parameter():
-    for family in FAMILIES:
-        m = model(model_type=family, **(MLA if family == "deepseek_v3" else {}))
-        m(ids()).square().sum().backward()
-        assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in m.parameters()), family
+    assert {config.model_type for config in FAMILY_CONFIGS.values()} == set(FAMILIES)
+    for name, config in FAMILY_CONFIGS.items():
+        m = CausalLM(config)
+        m(ids(4, 20)).square().sum().backward()
+        assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in m.parameters()), name
 
 
 @pytest.mark.parametrize(

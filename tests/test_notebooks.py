@@ -15,8 +15,9 @@ sys.path.insert(0, str(ROOT / "tools"))
 import build  # noqa: E402
 
 SPINE = sorted((ROOT / "notebooks").glob("*.ipynb"))
-DEPTH = sorted((ROOT / "notebooks").glob("[db]e[ey]*/*.ipynb"))  # deeper/ and beyond/
-COURSE = SPINE + DEPTH
+DEEPER = sorted((ROOT / "notebooks" / "deeper").glob("*.ipynb"))
+BEYOND = sorted((ROOT / "notebooks" / "beyond").glob("*.ipynb"))
+COURSE = SPINE + DEEPER + BEYOND
 SOLUTIONS = sorted((ROOT / "notebooks" / "solutions").glob("*.ipynb"))
 IGNORE = re.compile(r"NBVAL_(IGNORE_OUTPUT|SKIP|RAISES_EXCEPTION)")
 
@@ -44,6 +45,7 @@ def test_package_equals_notebooks():
 
 def test_the_course_is_complete():
     assert [p.name[:2] for p in SPINE] == [f"{n:02}" for n in range(11)]
+    assert [p.name[:2] for p in BEYOND] == [f"{n}" for n in range(11, 11 + len(BEYOND))]
 
 
 @everything
@@ -79,7 +81,7 @@ def test_metadata_is_clean(path):
 def test_the_first_page_and_the_last(path):
     cells = load(path)
     first, text = cells[0]["source"], "\n".join(c["source"] for c in cells)
-    number = f"# {path.name[:2]} " if path in SPINE else "# "
+    number = "# " if path in DEEPER else f"# {path.name[:2]} "
     assert cells[0]["cell_type"] == "markdown" and first.startswith(number)
     assert re.search(r"\w\?", first), "the first cell asks the notebook's question"
     assert "GLOSSARY.md)" in first, "the first cell links to the glossary"

@@ -1,8 +1,9 @@
 """Exercises that check themselves: `check("02.3", answer)` says what is asked, wrong or right.
 
-One module a notebook: `tokenizer.py` holds 02.1, 02.2, ...; those of a deeper page are called after
-it, so that `flash_attention.py` holds 03_flash_attention.1. A grader, registered with `@exercise`,
-takes the reader's answer and returns None if it is right, else one sentence that says why not.
+One module a notebook: `tokenizer.py` holds 02.1, 02.2, ..., `experts.py` 11.1, ...; those of a
+deeper page are called after it, so that `flash_attention.py` holds 03_flash_attention.1. A grader,
+registered with `@exercise`, takes the reader's answer and returns None if it is right, else one
+sentence that says why not.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ MODULES = {
     "08": "sampling",
     "09": "train",
     "10": "model",
+    "11": "experts",
 }
 
 Grader = Callable[[Any], "str | None"]

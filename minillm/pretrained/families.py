@@ -1,4 +1,4 @@
-"""How eight families of models spell their `config.json`: tables, and code to read and write them.
+"""How the families of models spell their `config.json`: tables, and code to read and write them.
 
 Used by `ModelConfig.from_dict` and `ModelConfig.to_dict`; written by hand, not built.
 """
@@ -23,6 +23,8 @@ ARCHITECTURES = {
     "gpt2": "GPT2LMHeadModel",
     "falcon": "FalconForCausalLM",
     "deepseek_v3": "DeepseekV3ForCausalLM",
+    "mixtral": "MixtralForCausalLM",
+    "qwen3_moe": "Qwen3MoeForCausalLM",
 }
 
 
@@ -45,6 +47,8 @@ _SPELLING = {
         "rms_norm_eps": "layer_norm_epsilon",
         "attention_bias": "bias",
     },
+    "mixtral": {"num_experts": "num_local_experts"},
+    "deepseek_v3": {"num_experts": "n_routed_experts"},
 }
 
 
@@ -60,11 +64,31 @@ _ONLY = {
     "is_encoder_decoder": ((False,), "an encoder beside the decoder"),
     "use_bidirectional_attention": ((False,), "attention to later tokens"),
     "quantization_config": ((), "quantized weights"),
+    "scoring_func": (("sigmoid",), "scores of experts that are no sigmoids"),
+    "topk_method": (("noaux_tc",), "groups of experts judged in another way"),
 }
 
 
+# Keys of mixtures of experts: which families have them, and what transformers takes a file without
+# the key to mean where that is not our default.
+_EXPERT_KEYS = {
+    "num_experts": ("mixtral", "qwen3_moe", "deepseek_v3"),
+    "num_experts_per_tok": ("mixtral", "qwen3_moe", "deepseek_v3"),
+    **dict.fromkeys(("moe_intermediate_size", "norm_topk_prob"), ("qwen3_moe", "deepseek_v3")),
+    **dict.fromkeys(("decoder_sparse_step", "mlp_only_layers"), ("qwen3_moe",)),
+    **dict.fromkeys(("n_shared_experts", "routed_scaling_factor"), ("deepseek_v3",)),
+    **dict.fromkeys(("n_group", "topk_group", "first_k_dense_replace"), ("deepseek_v3",)),
+}
+_DEEPSEEK = {"first_k_dense_replace": 3, "n_shared_experts": 1, "routed_scaling_factor": 2.5}
+_DEEPSEEK |= {"n_group": 8, "topk_group": 4}
+
+
 # Keys that only these families' files have; in those of others transformers does not look at them.
-_OWN = {"sliding_window": ("mistral", "qwen2", "qwen3"), "rope_interleave": ("deepseek_v3",)}
+_OWN = {
+    "sliding_window": ("mistral", "qwen2", "qwen3", "mixtral", "qwen3_moe"),
+    "rope_interleave": ("deepseek_v3",),
+    **_EXPERT_KEYS,
+}
 
 
 # Hugging Face's names of activations that have another with us.
@@ -116,7 +140,13 @@ _KINDS: dict[str, _Kind] = {
     **dict.fromkeys(("max_position_embeddings", "original_max_position_embeddings"), _whole(1)),
     **dict.fromkeys(("q_lora_rank", "kv_lora_rank", "v_head_dim"), _whole(1)),
     **dict.fromkeys(("qk_nope_head_dim", "qk_rope_head_dim"), _whole(1)),
-    **dict.fromkeys(("max_window_layers", "first_k_dense_replace", "n_routed_experts"), _whole(0)),
+    **dict.fromkeys(("max_window_layers", "first_k_dense_replace", "num_experts"), _whole(0)),
+    **dict.fromkeys(("num_local_experts", "n_shared_experts"), _whole(0)),
+    **dict.fromkeys(("num_experts_per_tok", "moe_intermediate_size"), _whole(1)),
+    **dict.fromkeys(("n_group", "topk_group", "decoder_sparse_step"), _whole(1)),
+    "mlp_only_layers": _list_of(_whole(0)),
+    "routed_scaling_factor": _POSITIVE,
+    "norm_topk_prob": _SWITCH,
     "num_ln_in_parallel_attn": _whole(1, 2),
     "bos_token_id": _whole(0),
     "eos_token_id": _any_of(_whole(0), _list_of(_whole(0))),
@@ -172,10 +202,8 @@ _SILENT = {
     *("qk_head_dim", "summary_activation"),
     *("summary_type", "summary_use_proj", "summary_proj_to_labels"),
     *("summary_first_dropout", "apply_residual_connection_post_layernorm", "output_past"),
-    *("moe_intermediate_size", "n_group", "n_shared_experts", "norm_topk_prob"),
-    *("num_experts_per_tok", "qk_head_dim"),
-    *("num_nextn_predict_layers", "output_router_logits", "routed_scaling_factor", "topk_group"),
-    *("topk_method", "scoring_func", "moe_layer_freq", "ep_size", "aux_loss_alpha", "seq_aux"),
+    *("num_nextn_predict_layers", "output_router_logits", "router_aux_loss_coef"),
+    *("router_jitter_noise", "ep_size", "aux_loss_alpha", "seq_aux"),
     *("num_mtp_layers", "rope_parameters", "model_max_length"),
     # who made the file and with what; the ids of further tokens
     *("_model_name_or_path", "_commit_hash", "_attn_implementation", "_num_labels"),
@@ -221,12 +249,11 @@ def read_config(data: Mapping[str, Any]) -> dict[str, Any]:
         _read_falcon(found)
     if kind == "gemma" and found.get("hidden_act") == "gelu":
         found["hidden_act"] = "gelu_pytorch_tanh"  # early files say "gelu" and mean this
-    dense = found.pop("first_k_dense_replace", found["num_hidden_layers"])
-    if found.pop("n_routed_experts", None) and dense < found["num_hidden_layers"]:
-        layers = found["num_hidden_layers"]
-        raise ValueError(f"layers {dense} to {layers - 1} are mixtures of experts: not supported")
-    if isinstance(found.get("eos_token_id"), list):
-        found["eos_token_id"] = tuple(found["eos_token_id"])
+    if FAMILIES[kind].experts:
+        _read_experts(found, data)
+    for key in ("eos_token_id", "mlp_only_layers"):
+        if isinstance(found.get(key), list):
+            found[key] = tuple(found[key])
     if kind == "deepseek_v3":
         found.pop("head_dim", None)  # the rotated part of a key, which has a key of its own
     known = {f.name for f in fields(ModelConfig)}
@@ -250,8 +277,9 @@ def _read_rope(found: dict[str, Any], data: Mapping[str, Any]) -> None:
         raise ValueError("rope_parameters: rotating only a part of each head is not supported")
     theta = both.pop("rope_theta", data.get("rope_theta"))
     if theta is None:
-        theta = 10000.0
-        warnings.warn("the config gives no rope_theta: 10000.0, as transformers does", stacklevel=4)
+        theta = 1e6 if data["model_type"] == "mixtral" else 1e4
+        what = f"no rope_theta: {theta}, as transformers does"
+        warnings.warn(f"the config gives {what}", stacklevel=4)
     kind = both.pop("rope_type", both.pop("type", "default"))
     both.pop("type", None)
     found["rope_theta"] = float(theta)
@@ -268,6 +296,8 @@ def _read_window(found: dict[str, Any]) -> None:
     """Qwen names a window that it may not use; one for some layers only is refused."""
     types = set(found.pop("layer_types", ()))
     first = found.pop("max_window_layers", 28)  # so many layers have none; transformers' default
+    if found["model_type"] == "qwen3_moe":
+        first = 0  # a window there is for all layers
     qwen = found["model_type"].startswith("qwen")
     if not found.pop("use_sliding_window", not qwen):
         found.pop("sliding_window", None)
@@ -278,6 +308,25 @@ def _read_window(found: dict[str, Any]) -> None:
         del found["sliding_window"]
     elif len(types) > 1 or (qwen and not types and first > 0):
         raise ValueError("a sliding window for some of the layers only is not supported")
+
+
+def _read_experts(found: dict[str, Any], data: Mapping[str, Any]) -> None:
+    """How many experts there are decides whether what else is said of them counts."""
+    kind = found["model_type"]
+    if kind == "qwen3_moe" and "num_local_experts" in found:  # as transformers 5 writes it
+        num = found.pop("num_local_experts")
+        if found.setdefault("num_experts", num) != num:
+            raise ValueError(f"num_experts {found['num_experts']}, num_local_experts {num}")
+    if "num_experts" not in found and not FAMILIES[kind].mla:
+        key = "num_local_experts" if kind == "mixtral" else "num_experts"
+        raise ValueError(f"a {kind} config lacks {key}")
+    if found.get("moe_layer_freq") == 1:  # others transformers does not look at: a warning says so
+        del found["moe_layer_freq"]
+    if not found.get("num_experts"):
+        for key in _EXPERT_KEYS.keys() - ({"num_experts"} if kind == "qwen3_moe" else set()):
+            found.pop(key, None)
+    elif kind == "deepseek_v3":
+        found |= {k: v for k, v in _DEEPSEEK.items() if k not in data}
 
 
 def _read_falcon(found: dict[str, Any]) -> None:
@@ -305,24 +354,31 @@ def write_config(config: ModelConfig) -> dict[str, Any]:
     latent = ("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
     drop = {"parallel_attn", "num_ln_in_parallel_attn", "rope_interleave"}
     drop |= set() if family.mla else set(latent)
+    drop |= {key for key, kinds in _EXPERT_KEYS.items() if kind not in kinds}
+    if not config.num_experts:
+        drop |= _EXPERT_KEYS.keys() - ({"num_experts"} if kind == "qwen3_moe" else set())
     drop |= {"rope_theta", "rope_scaling"} if not family.rotary else set()
     drop |= {"mlp_bias"} if kind != "llama" else set()
-    drop |= {"attention_bias"} if kind in ("gpt2", "qwen2", "mistral") else set()
+    drop |= {"attention_bias"} if kind in ("gpt2", "qwen2", "mistral", "mixtral") else set()
     drop |= {"num_key_value_heads"} if kind == "gpt2" else set()
     drop |= {"head_dim"} if kind in ("gpt2", "qwen2", "falcon", "deepseek_v3") else set()
     drop |= {"sliding_window"} if config.sliding_window is None and kind != "mistral" else set()
     extra: dict[str, Any] = {}
     if kind == "deepseek_v3":
         extra = {"rope_interleave": config.rope_interleave}
-        extra |= {"first_k_dense_replace": config.num_hidden_layers}
+        if not config.num_experts:
+            extra |= {"first_k_dense_replace": config.num_hidden_layers}
     elif kind == "falcon":
         extra = _write_falcon(config)
     if kind.startswith("qwen") and config.sliding_window is not None:
         extra |= {"use_sliding_window": True, "max_window_layers": 0}
     theirs = _SPELLING.get(kind, {})
     data = {theirs.get(k, k): v for k, v in data.items() if k not in drop}
-    if isinstance(data.get("eos_token_id"), tuple):
-        data["eos_token_id"] = list(data["eos_token_id"])
+    for key in ("eos_token_id", "mlp_only_layers"):
+        if isinstance(data.get(key), tuple):
+            data[key] = list(data[key])
+    if "routed_scaling_factor" in data:
+        data["routed_scaling_factor"] = float(data["routed_scaling_factor"])
     if data.get("rope_scaling") is not None:
         data["rope_scaling"] = dict(data["rope_scaling"])
     return {"architectures": [ARCHITECTURES[kind]], **data, **extra}

@@ -13,7 +13,6 @@ import tempfile
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +95,10 @@ WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 
 
+# Rounded to 16 bits it would send tokens to other experts; transformers keeps it as it is, too.
+_KEPT = re.compile(r"\.e_score_correction_bias$")
+
+
 # What a model is read from, as names or patterns, and what its tokenizer: a saved one replaces all.
 _MODEL_FILES = [WEIGHTS, INDEX, f"model-{'[0-9]' * 5}-of-{'[0-9]' * 5}.safetensors"]
 _MODEL_FILES += ["generation_config.json"]
@@ -145,7 +148,10 @@ def _from_folder(
     if wanted is None and len({v.dtype for v in tensors.values()}) > 1:
         given = data.get("dtype") or data.get("torch_dtype")
         wanted = _dtype(given) or tensors["model.embed_tokens.weight"].dtype
-    tensors = {k: v.to(device=device, dtype=wanted) for k, v in tensors.items()}
+    tensors = {
+        k: v.to(device=device, dtype=None if _KEPT.search(k) else wanted)
+        for k, v in tensors.items()
+    }
     model.load_state_dict(tensors, strict=False, assign=True)
     return model, _load_tokenizer(folder)
 
@@ -262,13 +268,10 @@ def _state_of(model: CausalLM) -> dict[str, Tensor]:
 
         if isinstance(model, PackedLM):  # a copy of the weights lies beside the model's own
             state = {k: v for k, v in state.items() if k.startswith(("model.", "lm_head."))}
-    wanted = empty_model(replace(model.config, num_hidden_layers=1)).state_dict()
-    layers = model.config.num_hidden_layers
-    number = sum(layers if name.startswith("model.layers.") else 1 for name in wanted)
-    in_layer = re.compile(r"(?<=^model\.layers\.)[0-9]+(?=\.)")
-    strange = sorted(name for name in state if in_layer.sub("0", name) not in wanted)
-    if strange or len(state) != number:
-        which = f"{len(state)} weights, its config says {number}; not known: {_some(strange)}"
+    wanted = empty_model(model.config).state_dict()
+    if state.keys() != wanted.keys():
+        strange = _some(sorted(state.keys() - wanted.keys()))
+        which = f"{len(state)} weights, its config says {len(wanted)}; not known: {strange}"
         raise ValueError(f"a {type(model).__name__} cannot be saved that has {which}")
     return state
 

@@ -92,4 +92,19 @@ PRESETS: dict[str, dict[str, Any]] = {
         "deepseek_v3", 129280, (7168, 18432, 3, 128, 128), max_position_embeddings=163840, **_MLA,
         rope_scaling=_YARN, bos_token_id=0, eos_token_id=1,
     ),
+    "deepseek-v3": _preset(
+        "deepseek_v3", 129280, (7168, 18432, 61, 128, 128), max_position_embeddings=163840, **_MLA,
+        rope_scaling=_YARN, bos_token_id=0, eos_token_id=1, num_experts=256,
+        num_experts_per_tok=8, moe_intermediate_size=2048, n_shared_experts=1, n_group=8,
+        topk_group=4, routed_scaling_factor=2.5, first_k_dense_replace=3,
+    ),
+    "mixtral-8x7b": _preset(
+        "mixtral", 32000, (4096, 14336, 32, 32, 8), max_position_embeddings=32768, rope_theta=1e6,
+        num_experts=8, num_experts_per_tok=2, bos_token_id=1, eos_token_id=2,
+    ),
+    "qwen3-30b-a3b": _preset(
+        "qwen3_moe", 151936, (2048, 6144, 48, 32, 4), max_position_embeddings=40960, rope_theta=1e6,
+        head_dim=128, num_experts=128, num_experts_per_tok=8, moe_intermediate_size=768,
+        norm_topk_prob=True, bos_token_id=151643, eos_token_id=151645,
+    ),
 }  # fmt: skip

@@ -1,6 +1,6 @@
-"""How eight families name, turn and fuse their weights: read into our names, and written back.
+"""How the families name, turn and fuse their weights: read into our names, and written back.
 
-Used by `minillm.pretrained.load`; written by hand. Six families use our names as they are.
+Used by `minillm.pretrained.load`; written by hand. Most use our names as they are.
 """
 
 from __future__ import annotations
@@ -37,6 +37,12 @@ _NAMES = {
         (".self_attn.o_proj.", ".self_attention.dense."),
         (".mlp.up_proj.", ".mlp.dense_h_to_4h."),
         (".mlp.down_proj.", ".mlp.dense_4h_to_h."),
+    ],
+    "mixtral": [
+        (".mlp.", ".block_sparse_moe."),
+        (".gate_proj.", ".w1."),
+        (".up_proj.", ".w3."),
+        (".down_proj.", ".w2."),
     ],
 }
 
@@ -76,11 +82,14 @@ def read_weights(tensors: Mapping[str, Tensor], config: ModelConfig) -> dict[str
             tensor = tensor.t() if _TRANSPOSED.search(name) else tensor
             name = name if name.startswith(("transformer.", "lm_head.")) else f"transformer.{name}"
         name = _rename(name, pairs)
+        if ".shared_experts." in name and not tensor.numel() and not config.n_shared_experts:
+            continue  # transformers makes an empty block of them
         if ".self_attn.qkv." in name:
             for part, piece in zip("qkv", _split_qkv(tensor, config), strict=True):
                 found[name.replace("qkv", f"{part}_proj")] = piece
         else:
             found[name] = tensor
+    _join_experts(found, config)
     if config.tie_word_embeddings and "lm_head.weight" in found:
         embedding = found.get("model.embed_tokens.weight")
         if embedding is not None and not torch.equal(embedding, found.pop("lm_head.weight")):
@@ -94,10 +103,11 @@ def write_weights(state: Mapping[str, Tensor], config: ModelConfig) -> dict[str,
     state = dict(state)
     if config.tie_word_embeddings:
         state.pop("lm_head.weight", None)
+    _split_experts(state)
     fused: dict[str, Tensor] = {}
     for name, tensor in state.items():
         part = re.search(r"\.self_attn\.([qkv])_proj\.", name)
-        if part and config.model_type in _NAMES:
+        if part and config.model_type in ("gpt2", "falcon"):
             if part[1] == "q":
                 parts = [state[name.replace("q_proj", f"{p}_proj")] for p in "qkv"]
                 fused[name.replace("q_proj", "qkv")] = _join_qkv(parts, config)
@@ -116,6 +126,46 @@ def _is_extra_layer(name: str, config: ModelConfig) -> bool:
     layer = re.match(r"model\.layers\.(\d+)\.", name)
     extra = layer is not None and int(layer[1]) >= config.num_hidden_layers
     return extra and config.model_type == "deepseek_v3"
+
+
+_EXPERT = re.compile(r"(.*\.mlp\.experts)\.([0-9]+)\.((?:gate|up|down)_proj)\.weight")
+
+
+def _join_experts(found: dict[str, Tensor], config: ModelConfig) -> None:
+    """One tensor of all experts of a layer for each tensor of one; those joined already stay.
+
+    Raises: ValueError that names what a layer lacks, and what is of another shape.
+    """
+    each = {name: match for name in found if (match := _EXPERT.fullmatch(name))}
+    for layer in dict.fromkeys(match[1] for match in each.values()):
+        stacks = []
+        for part in ("gate_proj", "up_proj", "down_proj"):
+            names = [f"{layer}.{e}.{part}.weight" for e in range(config.num_experts or 0)]
+            if missing := [name for name in names if name not in found]:
+                raise ValueError(f"missing: {', '.join(missing[:20])}, of {len(names)} experts")
+            shape = found[names[0]].shape if names else ()
+            if wrong := [name for name in names if found[name].shape != shape]:
+                other = f"{wrong[0]} is {tuple(found[wrong[0]].shape)}"
+                raise ValueError(f"{other}, that of expert 0 is {tuple(shape)}")
+            stacks.append([found.pop(name) for name in names])
+        if all(stacks):
+            gates, ups, downs = map(torch.stack, stacks)
+            if gates.shape != ups.shape:
+                shapes = f"{tuple(gates.shape[1:])} and {tuple(ups.shape[1:])}"
+                raise ValueError(f"{layer}: gate_proj and up_proj are {shapes}")
+            found[f"{layer}.gate_up_proj"] = torch.cat([gates, ups], dim=1)
+            found[f"{layer}.down_proj"] = downs
+
+
+def _split_experts(state: dict[str, Tensor]) -> None:
+    """The inverse of `_join_experts`."""
+    for name in [name for name in state if name.endswith(".mlp.experts.gate_up_proj")]:
+        layer = name.removesuffix(".gate_up_proj")
+        gates, ups = state.pop(name).chunk(2, dim=1)
+        downs = state.pop(f"{layer}.down_proj")
+        for e, parts in enumerate(zip(gates, ups, downs, strict=True)):
+            for part, tensor in zip(("gate", "up", "down"), parts, strict=True):
+                state[f"{layer}.{e}.{part}_proj.weight"] = tensor
 
 
 def _groups(config: ModelConfig) -> tuple[int, int]:

@@ -61,6 +61,25 @@ def test_opening_computes_nothing_that_a_file_overwrites(checkpoint):
     assert (done.returncode, done.stdout) == (0, "False\n"), done.stderr
 
 
+SPARSE = [name for name in CONFIGS if name.startswith(("mixtral", "qwen3-moe", "deepseek-experts"))]
+
+
+@pytest.mark.parametrize("name", SPARSE)
+def test_gradients_are_those_of_transformers(name, checkpoint):
+    folder, theirs = checkpoint(name)
+    ours, found = CausalLM.from_pretrained(folder), []
+    ids, _, _ = ragged()
+    for m in (theirs, ours):
+        logits = m(ids).logits if m is theirs else m(ids)
+        loss = torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
+        loss.backward()
+        found.append({k: p.grad for k, p in m.named_parameters()})
+    theirs.zero_grad()
+    assert found[0].keys() == found[1].keys()
+    for key, expected in found[0].items():
+        torch.testing.assert_close(found[1][key], expected, atol=1e-5, rtol=1e-5)
+
+
 @each_family
 @torch.no_grad()
 def test_cached_logits_one_shot_in_chunks_and_step_by_step(name, checkpoint):
@@ -146,7 +165,11 @@ def test_saved_and_read_back_by_transformers(name, checkpoint, tmp_path):
     )
 
 
-@pytest.mark.parametrize("name", ["llama-3", "llama-tied", "gpt2", "falcon-new", "deepseek"])
+SHARDED = ["llama-3", "llama-tied", "gpt2", "falcon-new", "deepseek"]
+SHARDED += ["mixtral", "qwen3-moe", "deepseek-experts"]
+
+
+@pytest.mark.parametrize("name", SHARDED)
 def test_shards_are_read_and_written(name, checkpoint, tmp_path):
     _, theirs = checkpoint(name)
     theirs.save_pretrained(tmp_path / "theirs", max_shard_size="30KB")
@@ -333,7 +356,8 @@ def test_an_unknown_architecture_is_refused_with_all_that_are_known(kind, checkp
     with pytest.raises(ValueError, match=f"unknown model_type {kind!r}; known are") as caught:
         from_pretrained(tmp_path)
     assert set(str(caught.value).split("known are ")[1].split(", ")) == {
-        *("gpt2", "llama", "mistral", "qwen2", "qwen3", "gemma", "falcon", "deepseek_v3")
+        *("gpt2", "llama", "mistral", "qwen2", "qwen3", "gemma", "falcon", "deepseek_v3"),
+        *("mixtral", "qwen3_moe"),
     }
 
 

@@ -1,0 +1,263 @@
+"""Models with experts: caches, padding, generation, training, files, and what is refused."""
+
+import json
+import re
+
+import pytest
+import torch
+import transformers
+from family_checkpoints import FAMILY_CONFIGS, make
+from safetensors.torch import load_file, save_file
+
+from minillm.cache.base import CACHE_KINDS
+from minillm.config import ModelConfig
+from minillm.generation.decoding import generate
+from minillm.model import CausalLM
+from minillm.nn.moe import SparseMoeBlock, expert_load, update_bias
+from minillm.pretrained.load import from_pretrained, save_pretrained
+from minillm.training.data import WindowBatches
+from minillm.training.trainer import TrainConfig, Trainer
+
+NAMES = ["mixtral", "qwen3_moe", "deepseek_v3-experts"]
+OTHERS = {
+    "mixtral": {"sliding_window": 6},
+    "qwen3_moe": {"sliding_window": 6, "norm_topk_prob": True, "decoder_sparse_step": 1},
+    "deepseek_v3-experts": {"first_k_dense_replace": 0, "n_shared_experts": 0},
+}
+each = pytest.mark.parametrize("name", NAMES)
+
+
+def lively(name, **changes):
+    """A model whose branches count, with biases that matter."""
+    config = ModelConfig(**{**vars(FAMILY_CONFIGS[name]), **changes, "initializer_range": 0.3})
+    model, generator = CausalLM(config).eval(), torch.Generator().manual_seed(1)
+    for key, buffer in model.named_buffers():
+        if key.endswith("correction_bias"):
+            buffer.copy_(0.1 * torch.randn(buffer.shape, generator=generator))
+    return model
+
+
+def ids(rows=3, length=14):
+    return torch.randint(2, 64, (rows, length), generator=torch.Generator().manual_seed(0))
+
+
+@each
+@pytest.mark.parametrize("kind", CACHE_KINDS)
+@torch.no_grad()
+def test_every_cache_gives_the_same_as_none(name, kind):
+    model = lively(name, **(OTHERS[name] if kind == "sliding" else {}))
+    if kind == "sliding" and model.config.sliding_window is None:
+        pytest.skip("DeepSeek reads all the past")
+    a = ids()
+    expected, found = model(a), []
+    cache = model.make_cache(kind, batch_size=3, max_length=16)
+    for start, end in ((0, 5), (5, 9), *((i, i + 1) for i in range(9, 14))):
+        found.append(model(a[:, start:end], cache=cache))
+    worst = (torch.cat(found, 1) - expected).abs().max() / expected.abs().max()
+    assert worst < (0.2 if kind == "quantized" else 1e-5), worst
+
+
+@each
+@pytest.mark.parametrize("changed", [False, True])
+@torch.no_grad()
+def test_left_padded_rows_are_those_of_each_alone(name, changed):
+    model = lively(name, **(OTHERS[name] if changed else {}))
+    a = ids()
+    mask = torch.ones_like(a)
+    mask[0, :5], mask[2, :11] = 0, 0
+    together = model(a, attention_mask=mask)
+    written = generate(model, a, attention_mask=mask, max_new_tokens=12, eos_token_id=None)
+    for row in range(3):
+        alone = a[row : row + 1, mask[row].bool()]
+        real = together[row, mask[row].bool()]
+        torch.testing.assert_close(real, model(alone)[0], atol=1e-5, rtol=1e-5)
+        new = generate(model, alone, max_new_tokens=12, eos_token_id=None)[0, alone.shape[1] :]
+        assert torch.equal(written[row, 14:], new)
+
+
+@each
+def test_training_goes_through_the_trainer_and_resumes_bit_for_bit(name, tmp_path):
+    text = torch.arange(400) % 7 + torch.arange(400) // 7 % 5
+
+    def trainer(folder=None):
+        model = CausalLM(FAMILY_CONFIGS[name], seed=1)
+        settings = TrainConfig(30, max_lr=1e-2, warmup_steps=2, log_interval=1, output_dir=folder)
+        return Trainer(model, WindowBatches(text, 4, 16), settings, progress=False)
+
+    whole = trainer()
+    losses = [record["loss"] for record in whole.train()]
+    assert losses[-1] < losses[0] / 2
+    first = trainer(str(tmp_path))
+    first.train(until=12)
+    second = trainer(str(tmp_path))
+    assert second.resume() and second.step == 12
+    second.train()
+    for key, value in whole.model.state_dict().items():
+        assert torch.equal(second.model.state_dict()[key], value), key
+
+
+def test_biases_that_a_hook_moves_are_trained_along_and_kept():
+    model = CausalLM(FAMILY_CONFIGS["deepseek_v3-experts"])
+    block = model.model.layers[1].mlp
+    assert isinstance(block, SparseMoeBlock)
+
+    def balance(router, _, found):
+        if router.training:
+            update_bias(router, expert_load(found[2], router.num_experts), rate=0.01)
+
+    block.gate.register_forward_hook(balance)
+    source = WindowBatches(torch.arange(300) % 11, 4, 16)
+    Trainer(model, source, TrainConfig(5, warmup_steps=0), progress=False).train()
+    bias = block.gate.e_score_correction_bias.clone()
+    assert bias.abs().sum() > 0
+    model.eval()(ids())
+    assert torch.equal(block.gate.e_score_correction_bias, bias)
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_bfloat16_products_and_both_optimizers_train_it(optimizer):
+    model = CausalLM(FAMILY_CONFIGS["qwen3_moe"])
+    before = model.model.layers[1].mlp.experts.down_proj.clone()
+    settings = TrainConfig(3, warmup_steps=0, precision="bfloat16", optimizer=optimizer)
+    Trainer(model, WindowBatches(torch.arange(300) % 11, 4, 16), settings, progress=False).train()
+    assert not torch.equal(model.model.layers[1].mlp.experts.down_proj, before)
+
+
+@each
+def test_packing_is_refused_by_name(name):
+    with pytest.raises(ValueError, match=f"{FAMILY_CONFIGS[name].model_type} .*cannot be packed"):
+        CausalLM(FAMILY_CONFIGS[name]).packed()
+
+
+def test_flops_count_the_experts_that_compute():
+    few, every = (
+        CausalLM(ModelConfig(**{**vars(FAMILY_CONFIGS["mixtral"]), "num_experts_per_tok": k}))
+        for k in (1, 4)
+    )
+    one = 3 * 16 * 24  # numbers of an expert
+    assert every.flops_per_token() - few.flops_per_token() == 2 * 2 * 3 * one
+    assert every.num_parameters() == few.num_parameters()
+
+
+# ---- files ----
+
+
+def test_biases_keep_their_digits_in_16_bit_models(tmp_path):
+    theirs = make("deepseek-experts", tmp_path)
+    theirs.bfloat16().save_pretrained(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    key = "model.layers.1.mlp.gate.e_score_correction_bias"
+    tensors[key] = torch.full((12,), 0.1234567)
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    for dtype in (None, torch.bfloat16):
+        ours, _ = from_pretrained(tmp_path, dtype=dtype)
+        gate = ours.model.layers[1].mlp.gate
+        assert gate.weight.dtype == torch.bfloat16
+        assert torch.equal(gate.e_score_correction_bias, tensors[key])
+    save_pretrained(ours, None, tmp_path / "again")
+    again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "again")
+    assert torch.equal(again.state_dict()[key], tensors[key])
+
+
+def test_experts_joined_already_are_read_too(tmp_path):
+    theirs = make("mixtral", tmp_path)
+    expected = CausalLM.from_pretrained(tmp_path)(ids())
+    state = {k: v.clone() for k, v in theirs.state_dict().items()}
+    assert any(key.endswith("experts.gate_up_proj") for key in state)
+    save_file(state, tmp_path / "model.safetensors")
+    assert torch.equal(CausalLM.from_pretrained(tmp_path)(ids()), expected)
+
+
+W1 = "model.layers.1.block_sparse_moe.experts.3.w1.weight"
+GATE = "model.layers.0.block_sparse_moe.gate.weight"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda t: t.pop(W1), r"missing: model\.layers\.1\.mlp\.experts\.3\.gate_proj"),
+        (
+            lambda t: t.update({W1.replace("3", "7"): t[W1].clone()}),
+            r"unexpected: .*experts\.7\.gate",
+        ),
+        (lambda t: t.update({W1: t[W1][:5]}), r"3\.gate_proj\.weight is \(5, 32\), .*\(48, 32\)"),
+        (lambda t: t.pop(GATE), r"missing: model\.layers\.0\.mlp\.gate\.weight"),
+    ],
+)
+def test_experts_that_do_not_fit_are_named(change, message, tmp_path):
+    make("mixtral", tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    change(tensors)
+    save_file(tensors, tmp_path / "model.safetensors")
+    with pytest.raises(ValueError, match=message):
+        from_pretrained(tmp_path)
+
+
+def test_qwens_two_names_for_one_number(tmp_path):
+    make("qwen3-moe", tmp_path)
+    data = json.loads((tmp_path / "config.json").read_text(encoding="utf-8"))
+    number = data.pop("num_local_experts")  # transformers 5; published files say num_experts
+    config = ModelConfig.from_dict({**data, "num_experts": number})
+    assert config == ModelConfig.from_dict({**data, "num_local_experts": number})
+    assert config.to_dict()["num_experts"] == 7
+    with pytest.raises(ValueError, match="num_experts 8, num_local_experts 7"):
+        ModelConfig.from_dict({**data, "num_experts": 8, "num_local_experts": 7})
+    with pytest.raises(ValueError, match="a qwen3_moe config lacks num_experts"):
+        ModelConfig.from_dict(data)
+
+
+def test_a_layer_frequency_is_not_read_by_transformers_and_a_warning_says_so():
+    data = FAMILY_CONFIGS["deepseek_v3-experts"].to_dict()
+    config = ModelConfig.from_dict({**data, "moe_layer_freq": 1})
+    assert [config.is_sparse(i) for i in range(2)] == [False, True]
+    with pytest.warns(UserWarning, match="not used: moe_layer_freq"):
+        assert ModelConfig.from_dict({**data, "moe_layer_freq": 2}) == config
+
+
+def test_which_layers_are_sparse():
+    sizes = {**vars(FAMILY_CONFIGS["qwen3_moe"]), "num_hidden_layers": 6}
+    for step, only, expected in ((1, (), "111111"), (2, (), "010101"), (3, (2,), "000001")):
+        config = ModelConfig(**{**sizes, "decoder_sparse_step": step, "mlp_only_layers": only})
+        theirs = transformers.AutoConfig.for_model(**config.to_dict())
+        with torch.device("meta"):
+            model = transformers.AutoModelForCausalLM.from_config(theirs)
+        built = [hasattr(layer.mlp, "experts") for layer in model.model.layers]
+        assert built == [config.is_sparse(i) for i in range(6)] == [c == "1" for c in expected]
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "message"),
+    [
+        ("mixtral", {"num_experts_per_tok": 5}, "num_experts_per_tok 5 of num_experts 4"),
+        ("mixtral", {"num_experts": 0}, "lacks num_experts"),
+        ("mixtral", {"num_experts": None}, "lacks num_experts"),
+        ("mixtral", {"num_experts": -1}, "num_experts must be an integer from 0, not -1"),
+        ("mixtral", {"num_experts_per_tok": 0}, "num_experts_per_tok must be a positive"),
+        ("qwen3_moe", {"moe_intermediate_size": None}, "lacks moe_intermediate_size"),
+        ("qwen3_moe", {"moe_intermediate_size": 0}, "moe_intermediate_size must be a positive"),
+        ("qwen3_moe", {"mlp_only_layers": (1.5,)}, "mlp_only_layers must be numbers of layers"),
+        ("qwen3_moe", {"norm_topk_prob": 1}, "norm_topk_prob must be True or False, not 1"),
+        ("deepseek_v3-experts", {"n_group": 4}, "topk_group 2 of n_group 4, for 6 experts"),
+        ("deepseek_v3-experts", {"topk_group": 1, "num_experts_per_tok": 3}, "hold 2 experts"),
+        ("deepseek_v3-experts", {"routed_scaling_factor": 0.0}, "routed_scaling_factor must be"),
+        ("deepseek_v3-experts", {"model_type": "llama"}, "llama has no experts: num_experts 6"),
+    ],
+)
+def test_configs_that_contradict_themselves_are_named(name, changes, message):
+    with pytest.raises(ValueError, match=message):
+        ModelConfig(**{**vars(FAMILY_CONFIGS[name]), **changes})
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "lost"),
+    [
+        ("mixtral", {"norm_topk_prob": False}, "norm_topk_prob=False"),
+        ("qwen3_moe", {"n_shared_experts": 1}, "n_shared_experts=1"),
+        ("deepseek_v3-experts", {"decoder_sparse_step": 2}, "decoder_sparse_step=2"),
+    ],
+)
+def test_what_no_file_of_the_family_can_say_is_not_saved(name, change, lost, tmp_path):
+    config = ModelConfig(**{**vars(FAMILY_CONFIGS[name]), **change})
+    assert CausalLM(config)(ids()).isfinite().all()
+    with pytest.raises(ValueError, match=f"config.json has no place for .*{re.escape(lost)}"):
+        save_pretrained(CausalLM(config), None, tmp_path)
