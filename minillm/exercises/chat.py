@@ -13,6 +13,7 @@ _CASES: tuple[tuple[str, list[int], list[int], list[int]], ...] = (
     ("the same prompt again", [1, 2, 3], [3, 3], [1, 2, 3]),
     ("a prompt that is a beginning of it", [1, 2, 3, 4, 5], [5, 5], [1, 2, 3]),
     ("a pass that was cut off", [1, 2, 3, 4], [4, 3, 2], [1, 2, 3, 4, 5]),
+    ("a crop that was cut off", [1, 2, 3, 4], [2, 4, 4], [1, 2, 3, 4, 5]),
     ("an answer whose last token was never computed", [1, 2, 3], [2, 2], [1, 2, 3, 4]),
     ("an empty cache", [], [0, 0], [1, 2]),
 )
@@ -95,6 +96,7 @@ def _work(n: int, q: int, a: int) -> tuple[int, int]:
 def _total(answer: Callable[[int, int, int], Any]) -> str | None:
     for n, q, a in ((1, 10, 5), (2, 10, 5), (5, 7, 1), (40, 30, 200)):
         want, got = _work(n, q, a), answer(n, q, a)
+        got = got.tolist() if hasattr(got, "tolist") else got
         if not isinstance(got, tuple | list) or len(got) != 2:
             return "return two numbers: all anew, and with the cache kept"
         case = f"n={n}, q={q}, a={a}"

@@ -46,7 +46,7 @@ _NUMBERS = dict(enumerate("BbHhIif?")) | {10: "Q", 11: "q", 12: "d"}
 
 _STRING, _LIST = 8, 9
 
-_MOST = 1 << 24  # characters, numbers, keys: a hundred times what published files have
+_MOST = 1 << 24  # characters, numbers, keys: published files stay below a million of each
 
 
 class _Cursor:

@@ -26,6 +26,10 @@ def first_layer(held, lengths, prompt):
     return min(agree(held, prompt), lengths[0], len(prompt) - 1)
 
 
+def last_layer(held, lengths, prompt):
+    return min(agree(held, prompt), lengths[-1], len(prompt) - 1)
+
+
 def no_layers(held, lengths, prompt):
     return min(agree(held, prompt), len(prompt) - 1)
 
@@ -58,6 +62,7 @@ RIGHT = {"10_chat.1": cut_back, "10_chat.2": COMPUTED, "10_chat.3": work}
 WRONG = [
     ("10_chat.1", no_scores, "no scores yet"),
     ("10_chat.1", first_layer, "positions only"),
+    ("10_chat.1", last_layer, "a layer holds"),
     ("10_chat.1", no_layers, "a layer holds"),
     ("10_chat.1", alike_anywhere, "after the first difference"),
     ("10_chat.1", lambda held, lengths, prompt: prompt, "a number of positions"),

@@ -53,6 +53,7 @@ WRONG = [
     ("10_gguf.2", lambda data: by_hand(data, fifth=0), "only the first level"),
     ("10_gguf.2", lambda data: by_hand(data[:22]), "not 32"),
     ("10_gguf.2", lambda data: by_hand(data, one=True), "a scale of its own"),
+    ("10_gguf.2", lambda data: by_hand(data).astype(np.float16), "multiply in float32"),
     ("10_gguf.3", lambda n, size, at, length: (n * size) % 2**32 <= length - at, "no end"),
     ("10_gguf.3", lambda n, size, at, length: n * size < length - at, "if only just"),
     ("10_gguf.3", lambda n, size, at, length: n * size <= length, "are left"),
