@@ -82,6 +82,7 @@ def top_p(logits: Tensor, p: float) -> Tensor:
     """
     if not 0 < p <= 1:
         raise ValueError(f"top_p must be in (0, 1], got {p}")
+    p = max(p, 1e-30)  # in float32 a smaller p is 0, and no token would stay
     if p == 1:
         return logits
     if logits.device.type == "cpu":  # where sorting a large vocabulary is slow

@@ -68,7 +68,7 @@ SPARSE = [name for name in CONFIGS if name.startswith(("mixtral", "qwen3-moe", "
 def test_gradients_are_those_of_transformers(name, checkpoint):
     folder, theirs = checkpoint(name)
     ours, found = CausalLM.from_pretrained(folder), []
-    ids, _, _ = ragged()
+    ids = ragged()[0].clamp(min=2)  # the padding token's vector is not learned there
     for m in (theirs, ours):
         logits = m(ids).logits if m is theirs else m(ids)
         loss = torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
