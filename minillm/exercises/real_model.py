@@ -120,6 +120,7 @@ def _induction(answer: Callable[[Tensor, int], Tensor]) -> str | None:
             shape = tuple(got.shape) if isinstance(got, Tensor) else type(got).__name__
             return f"{case}: the scores should be {(layers, heads)}, not {shape}"
         right = _scores(weights, n, n - 1, n)
+        got = got.to(right.dtype)
         if torch.allclose(got, right, atol=1e-6):
             continue
         slips = {
@@ -175,7 +176,7 @@ def _four_bits(answer: Callable[[Tensor, int], Tensor]) -> str | None:
             return f"{case}: the result should be {(rows, columns)}, not {shape}"
         if got.isnan().any():
             return f"{case}: NaN, where a block is all zeros: its step is 0"
-        right = _q4_0(weight, block)
+        right, got = _q4_0(weight, block), got.float()
         if torch.allclose(got, right, atol=1e-5):
             continue
         slips = {

@@ -139,6 +139,12 @@ def test_other_right_ways():
 
     assert grade("10_real_model.1", without_division).status == "correct"
     assert grade("10_real_model.3", diagonal(1, first=1)).status == "correct"
+    doubled = {
+        "10_real_model.3": lambda weights, n: induction(weights, n).double(),
+        "10_real_model.4": lambda weight, block: q4_0(weight.double(), block),
+    }
+    for name, answer in doubled.items():
+        assert grade(name, answer).status == "correct"
 
 
 def test_the_form_of_q4_0_is_the_librarys():
