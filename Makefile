@@ -17,7 +17,7 @@ help:            ## list the commands
 
 run: $(READY)    ## execute the last notebook on a copy under build/: train, measure, tell stories
 	@mkdir -p build
-	OMP_WAIT_POLICY=PASSIVE $(BIN)/python tools/execute.py --show --to build notebooks/10_minillm.ipynb
+	OMP_WAIT_POLICY=PASSIVE GOMP_SPINCOUNT=10000 $(BIN)/python tools/execute.py --show --to build notebooks/10_minillm.ipynb
 
 lab: $(READY)    ## open the course in JupyterLab
 	$(BIN)/jupyter lab notebooks
