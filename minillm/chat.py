@@ -89,9 +89,6 @@ def lines(terminal: bool) -> Iterator[str]:
         encoding = None if sys.stdin.isatty() else "utf-8-sig"
         with suppress(io.UnsupportedOperation):  # somebody has read from it before
             sys.stdin.reconfigure(encoding=encoding, errors="replace")
-    if terminal:
-        with suppress(ImportError):  # arrow keys and history, where there are any
-            import readline  # noqa: F401
     while True:
         try:
             yield input("> " if terminal else "").rstrip("\r")  # Windows' line ends
