@@ -133,9 +133,9 @@ class ModelConfig:
 
     def is_sparse(self, layer: int) -> bool:
         """Whether experts, of which each token uses a few, are this layer's feed-forward block."""
-        chosen = bool(self.num_experts) and layer >= self.first_k_dense_replace
         return (
-            chosen
+            bool(self.num_experts)
+            and layer >= self.first_k_dense_replace
             and layer not in self.mlp_only_layers
             and (layer + 1) % self.decoder_sparse_step == 0
         )

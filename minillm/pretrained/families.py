@@ -251,9 +251,6 @@ def read_config(data: Mapping[str, Any]) -> dict[str, Any]:
         found["hidden_act"] = "gelu_pytorch_tanh"  # early files say "gelu" and mean this
     if FAMILIES[kind].experts:
         _read_experts(found, data)
-    for key in ("eos_token_id", "mlp_only_layers"):
-        if isinstance(found.get(key), list):
-            found[key] = tuple(found[key])
     if kind == "deepseek_v3":
         found.pop("head_dim", None)  # the rotated part of a key, which has a key of its own
     known = {f.name for f in fields(ModelConfig)}
