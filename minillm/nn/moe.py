@@ -364,14 +364,13 @@ class RouterBalance:
                 raise ValueError(f"rate {rate} for routers without a bias: they take a loss")
         self.loss, self.rate, self.pooled = loss, rate, pooled
         self.settings = {"balance": {"loss": loss, "rate": rate, "pooled": pooled}}
-        self.found: list[Any] = [None] * len(self.routers)  # what each returned for this batch
+        self.found: list[Any] = [None] * len(self.routers)  # what each returned last
         for i, router in enumerate(self.routers):
             router.register_forward_hook(partial(self._keep, i))
         self.forget()
 
-    def _keep(self, i: int, router: nn.Module, _: Any, found: Any) -> None:
-        if router.training:
-            self.found[i] = found
+    def _keep(self, i: int, _router: nn.Module, _inputs: Any, found: Any) -> None:
+        self.found[i] = found
 
     def __call__(self, targets: Tensor) -> Tensor:
         """The loss of the batch whose forward pass has just ended; its load is counted."""
