@@ -112,7 +112,7 @@ def accumulate_gradients(
     `count` is the number of targets in all batches of all processes: a mean of means is wrong.
     Processes average their gradients, hence the factor `world_size`; each batch is taken within
     `communicate(last)`, so that they do so once, after the last. The mean of `extra_loss(targets)`,
-    asked after each forward pass, is added to what is made small, not to what is returned.
+    asked after each forward pass, has a part in the gradients and none in the returned sum.
     """
     device, losses = batches[0][0].device, []
     for i, (inputs, targets) in enumerate(batches):

@@ -208,7 +208,7 @@ class Trainer:
     `validate(model)` returns a number or a dict of them, `sample(model)` a text; both run every
     `eval_interval` steps and at the end. `token_bytes` (V,) adds the loss in bits per byte.
     `on_log` gets each record that also goes to `metrics.jsonl`; `history` keeps them.
-    `balance`, for a model with experts, adds a loss of its own; the records show the other.
+    `balance`, for a model with experts, adds a loss of its own, which the records leave out.
     """
 
     def __init__(
