@@ -431,6 +431,25 @@ def test_a_layer_frequency_is_not_read_by_transformers_and_a_warning_says_so():
         assert ModelConfig.from_dict({**data, "moe_layer_freq": 2}) == config
 
 
+@pytest.mark.parametrize("name", ["mixtral", "qwen3_moe"])
+def test_the_factor_of_the_balancing_loss_is_read_and_written(name):
+    data = FAMILY_CONFIGS[name].to_dict()
+    theirs = transformers.AutoConfig.for_model(**data)
+    assert ModelConfig.from_dict(theirs.to_dict()).router_aux_loss_coef == 0.001  # the default
+    config = ModelConfig.from_dict({**theirs.to_dict(), "router_aux_loss_coef": 1})
+    again = transformers.AutoConfig.for_model(**config.to_dict())
+    assert (
+        again.router_aux_loss_coef
+        == 1
+        == ModelConfig.from_dict(data | {"router_aux_loss_coef": 1.0}).router_aux_loss_coef
+    )
+    with pytest.raises(ValueError, match="router_aux_loss_coef must be a number of at least 0"):
+        ModelConfig.from_dict({**data, "router_aux_loss_coef": -0.1})
+    with pytest.raises(ValueError, match="router_aux_loss_coef must be a number, not negative"):
+        ModelConfig(**{**vars(FAMILY_CONFIGS[name]), "router_aux_loss_coef": -0.1})
+    assert FAMILY_CONFIGS["deepseek_v3-experts"].router_aux_loss_coef is None
+
+
 def test_which_layers_are_sparse():
     sizes = {**vars(FAMILY_CONFIGS["qwen3_moe"]), "num_hidden_layers": 6}
     for step, only, expected in ((1, (), "111111"), (2, (), "010101"), (3, (2,), "000001")):
