@@ -346,7 +346,7 @@ class RouterBalance:
     follows a row's last target is padding and does not count.
 
     Raises: ValueError for a model without routers, numbers that do nothing or are negative, a loss
-        for sigmoid scores, a rate for softmax scores.
+        for sigmoid scores, a rate for softmax scores; in training, for that of another model.
     """
 
     def __init__(
@@ -374,12 +374,14 @@ class RouterBalance:
 
     def __call__(self, targets: Tensor) -> Tensor:
         """The loss of the batch whose forward pass has just ended; its load is counted."""
+        if any(found is None for found in self.found):
+            raise ValueError("a router saw no batch: is it that of the model in training?")
         counts = targets.sum(-1) != 0 if targets.is_floating_point() else targets != -100
         mask = counts.flip(-1).cumsum(-1).flip(-1).flatten() > 0  # a target is here or follows
         logits = [found[0] for found in self.found]
         if self.rate:
-            for load, (_, _, indices) in zip(self.loads, self.found, strict=True):
-                load += expert_load(indices, len(load), mask=mask).to(load)
+            for i, (scores, _, indices) in enumerate(self.found):
+                self.loads[i] += expert_load(indices, scores.shape[-1], mask=mask)
         self.found = [None] * len(self.routers)
         if not self.loss or (mask.device.type == "cpu" and not mask.any()):
             return torch.zeros((), device=targets.device)
@@ -403,4 +405,4 @@ class RouterBalance:
 
     def forget(self) -> None:
         """As if no batch had been seen since the last step."""
-        self.loads = [torch.zeros(r.num_experts, device=r.weight.device) for r in self.routers]
+        self.loads: list[Any] = [0.0] * len(self.routers)
