@@ -101,6 +101,7 @@ class ModelConfig:
     n_shared_experts: int = _UNSET  # for all tokens, as one block
     norm_topk_prob: bool = _UNSET  # how choices and weights are made: see `minillm.nn.moe`
     routed_scaling_factor: float = _UNSET
+    router_aux_loss_coef: float = _UNSET  # of the loss that balances experts, for training
     n_group: int = _UNSET
     topk_group: int = _UNSET
     first_k_dense_replace: int = _UNSET  # sparse are layers from this one on,
@@ -199,6 +200,7 @@ def _expert_defaults(c: ModelConfig) -> dict[str, Any]:
         "n_shared_experts": 0,
         "norm_topk_prob": c.model_type != "qwen3_moe",
         "routed_scaling_factor": 1.0,
+        "router_aux_loss_coef": 0.001 if c.family.experts == "softmax" else None,
         "n_group": 1,
         "topk_group": 1,
         "first_k_dense_replace": 0,
@@ -252,7 +254,10 @@ _VALUES: dict[str, tuple[Callable[[Any], bool], str]] = {
         "rope_scaling.low_freq_factor rope_scaling.high_freq_factor "
         "rope_scaling.attention_factor rope_scaling.mscale rope_scaling.mscale_all_dim",
     ),
-    "a number, not negative": (lambda x: _is_number(x) and x >= 0, "initializer_range"),
+    "a number, not negative": (
+        lambda x: _is_number(x) and x >= 0,
+        "initializer_range router_aux_loss_coef",
+    ),
     "a number from 0 to below 1": (lambda x: _is_number(x) and 0 <= x < 1, "attention_dropout"),
     "True or False": (
         lambda x: isinstance(x, bool),

@@ -1,21 +1,27 @@
 """Models with experts: caches, padding, generation, training, files, and what is refused."""
 
+import functools
 import json
 import re
+import socket
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
 import transformers
 from family_checkpoints import FAMILY_CONFIGS, make
 from safetensors.torch import load_file, save_file
+from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
 
 from minillm.cache.base import CACHE_KINDS
 from minillm.config import ModelConfig
 from minillm.generation.decoding import generate
 from minillm.model import CausalLM
-from minillm.nn.moe import SparseMoeBlock, expert_load, update_bias
+from minillm.nn.moe import RouterBalance, expert_load
 from minillm.pretrained.load import from_pretrained, save_pretrained
-from minillm.training.data import WindowBatches
+from minillm.training.data import WindowBatches, pad_rows
 from minillm.training.trainer import TrainConfig, Trainer
 
 NAMES = ["mixtral", "qwen3_moe", "deepseek_v3-experts"]
@@ -96,22 +102,240 @@ def test_training_goes_through_the_trainer_and_resumes_bit_for_bit(name, tmp_pat
         assert torch.equal(second.model.state_dict()[key], value), key
 
 
-def test_biases_that_a_hook_moves_are_trained_along_and_kept():
-    model = CausalLM(FAMILY_CONFIGS["deepseek_v3-experts"])
-    block = model.model.layers[1].mlp
-    assert isinstance(block, SparseMoeBlock)
+# ---- balance, in a training run ----
 
-    def balance(router, _, found):
-        if router.training:
-            update_bias(router, expert_load(found[2], router.num_experts), rate=0.01)
 
-    block.gate.register_forward_hook(balance)
-    source = WindowBatches(torch.arange(300) % 11, 4, 16)
-    Trainer(model, source, TrainConfig(5, warmup_steps=0), progress=False).train()
-    bias = block.gate.e_score_correction_bias.clone()
-    assert bias.abs().sum() > 0
-    model.eval()(ids())
-    assert torch.equal(block.gate.e_score_correction_bias, bias)
+class Batches:
+    """Given batches, over and over."""
+
+    def __init__(self, *batches):
+        self.batches, self.index = batches, 0
+
+    def __next__(self):
+        self.index += 1
+        return self.batches[(self.index - 1) % len(self.batches)]
+
+    def state_dict(self):
+        return {"index": self.index}
+
+    def load_state_dict(self, state):
+        self.index = state["index"]
+
+
+def padded(*lengths, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    rows = [torch.randint(2, 64, (n,), generator=generator).tolist() for n in lengths]
+    return pad_rows(rows, 14, 0)
+
+
+def balanced(name, source, steps=8, *, balance, batches=2, **settings):
+    model = CausalLM(FAMILY_CONFIGS[name], seed=1)
+    config = TrainConfig(
+        steps, max_lr=1e-2, warmup_steps=1, gradient_accumulation_steps=batches, **settings
+    )
+    return Trainer(model, source, config, balance=RouterBalance(model, **balance), progress=False)
+
+
+def same_weights(a, b):
+    pairs = zip(a.model.state_dict().values(), b.model.state_dict().values(), strict=True)
+    return all(torch.equal(x, y) for x, y in pairs)
+
+
+@pytest.mark.parametrize("name", ["mixtral", "qwen3-moe"])
+def test_a_step_with_the_balancing_loss_has_the_gradients_of_transformers(name, tmp_path):
+    theirs = make(name, tmp_path)
+    theirs.router_aux_loss_coef = 0.5
+    inputs, targets = padded(14, 9, 4)
+    mask = (targets != -100).long()
+    out = theirs(
+        inputs, attention_mask=mask, labels=targets, shift_labels=targets, output_router_logits=True
+    )
+    out.loss.backward()
+    ours, _ = from_pretrained(tmp_path)
+    balance = RouterBalance(ours, loss=0.5, pooled=True)
+    config = TrainConfig(1, max_norm=1e9)
+    trainer = Trainer(ours, Batches((inputs, targets)), config, balance=balance, progress=False)
+    nats, count, _, _ = trainer._gradients()
+    extra = 0.5 * out.aux_loss.item()
+    assert extra > 0.5 and abs(nats / count + extra - out.loss.item()) < 1e-5
+    expected = dict(theirs.named_parameters())
+    for key, p in ours.named_parameters():
+        torch.testing.assert_close(p.grad, expected[key].grad, atol=1e-5, rtol=1e-5)
+
+
+def test_each_layer_is_balanced_by_itself():
+    model = lively("mixtral").train()
+    logits, balance = [], RouterBalance(model, loss=0.1)
+    for router in balance.routers:
+        router.register_forward_hook(lambda m, _, out: logits.append(out[0]))
+    inputs, targets = padded(14, 8, 2)
+    targets[0, :5] = -100  # a question, say: no targets, but no padding either
+    mask = torch.tensor([[1] * n + [0] * (13 - n) for n in (13, 7, 1)])
+    model(inputs)
+    each = [load_balancing_loss_func((layer,), 4, 2, mask) for layer in logits]
+    assert len(each) == 2
+    torch.testing.assert_close(balance(targets), 0.1 * sum(each) / 2)
+    model(inputs)
+    probs = torch.nn.functional.one_hot(targets.clamp(min=0), 64) * (targets != -100)[..., None]
+    torch.testing.assert_close(balance(probs.float()), 0.1 * sum(each) / 2)
+    model(inputs)
+    assert balance(torch.full_like(targets, -100)) == 0  # nothing counts
+
+
+BALANCE = {
+    "mixtral": {"loss": 0.3},
+    "qwen3_moe": {"loss": 0.3, "pooled": True},
+    "deepseek_v3-experts": {"rate": 0.01},
+}
+
+
+@each
+def test_balanced_runs_resume_bit_for_bit(name, tmp_path):
+    batches = [padded(14, 14 - i, 3 + i, seed=i) for i in range(5)]
+    whole = balanced(name, Batches(*batches), balance=BALANCE[name])
+    whole.train()
+    plain = balanced(name, Batches(*batches), balance=BALANCE[name])
+    plain.balance = None
+    plain.train()
+    assert not same_weights(whole, plain)
+    first = balanced(name, Batches(*batches), balance=BALANCE[name], output_dir=str(tmp_path))
+    first.train(until=3)
+    second = balanced(name, Batches(*batches), balance=BALANCE[name], output_dir=str(tmp_path))
+    assert second.resume() and second.step == 3
+    second.train()
+    assert same_weights(whole, second)
+    other = balanced(
+        name,
+        Batches(*batches),
+        balance={key: 0.5 for key in BALANCE[name] if key != "pooled"},
+        output_dir=str(tmp_path),
+    )
+    with pytest.raises(ValueError, match=r"balance: saved \{'loss'.*now \{'loss'"):
+        other.resume()
+    other.balance = None
+    with pytest.raises(ValueError, match=r"balance: saved .*now None"):
+        other.resume()
+
+
+def test_biases_move_once_a_step_by_the_load_of_all_its_batches():
+    name, batches = "deepseek_v3-experts", [padded(14, 5), padded(14, 9, 3, seed=1)]
+    run = balanced(name, Batches(*batches), 1, balance={"rate": 0.25})
+    found = []
+    hook = run.balance.routers[0].register_forward_hook(lambda m, i, out: found.append(out[2]))
+    for inputs, _ in batches:
+        run.model(inputs)
+    hook.remove()
+    masks = [targets != -100 for _, targets in batches]
+    loads = sum(expert_load(i, 6, mask=mask) for i, mask in zip(found, masks, strict=True))
+    run.train()
+    bias = run.model.model.layers[1].mlp.gate.e_score_correction_bias
+    assert torch.equal(bias, 0.25 * (loads.mean() - loads).sign()) and bias.abs().sum() > 0
+
+
+def test_a_step_that_is_undone_is_not_counted(monkeypatch):
+    def run():
+        batches = [padded(14, 5), padded(14, 9, 3, seed=1), padded(10, 10, seed=2)]
+        return balanced("deepseek_v3-experts", Batches(*batches), 4, balance={"rate": 0.25})
+
+    whole, broken = run(), run()
+    whole.train()
+    head, calls = broken.model.lm_head, []
+
+    def once(*_):
+        calls.append(1)
+        if len(calls) == 4:  # in the second batch of the second step
+            raise KeyboardInterrupt
+
+    head.register_forward_hook(once)
+    with pytest.raises(KeyboardInterrupt):
+        broken.train()
+    broken.train()
+    assert broken.step == 4 and same_weights(whole, broken)
+
+
+@pytest.mark.parametrize("name", ["mixtral", "deepseek_v3-experts"])
+def test_a_compiled_run_is_balanced_alike(name, monkeypatch):
+    eager = functools.partial(torch.compile, backend="aot_eager")  # no C++ compiler needed
+    monkeypatch.setattr(torch, "compile", eager)
+    runs = [
+        balanced(name, Batches(padded(14, 9)), 2, balance=BALANCE[name], compile=compile)
+        for compile in (False, True)
+    ]
+    for run in runs:
+        run.train()
+    for a, b in zip(*(run.model.state_dict().values() for run in runs), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("mixtral", {}, r"loss 0.0, rate 0.0: both from 0, and one of them above"),
+        ("mixtral", {"loss": -0.1}, "loss -0.1, rate 0.0"),
+        ("mixtral", {"loss": float("nan")}, "loss nan"),
+        ("mixtral", {"rate": 0.1}, "rate 0.1 for routers without a bias: they take a loss"),
+        ("deepseek_v3-experts", {"loss": 0.1}, "loss 0.1 for routers with sigmoid scores"),
+        ("llama", {"loss": 0.1}, "CausalLM has no router: no layer has experts"),
+    ],
+)
+def test_balances_that_cannot_be_are_named(name, options, message):
+    with pytest.raises(ValueError, match=message):
+        RouterBalance(CausalLM(FAMILY_CONFIGS[name]), **options)
+
+
+def test_a_balance_of_another_model_is_refused():
+    one, other = (CausalLM(FAMILY_CONFIGS["mixtral"]) for _ in range(2))
+    source, balance = Batches(padded(14, 9)), RouterBalance(other, loss=0.1)
+    trainer = Trainer(one, source, TrainConfig(1), balance=balance, progress=False)
+    with pytest.raises(ValueError, match="is it that of the model in training"):
+        trainer.train()
+
+
+WORKER = """
+import sys, torch, torch.distributed as dist
+sys.path.insert(0, sys.argv[3])
+import test_experts
+from minillm.training.distributed import whole_tensors
+
+rank, port = int(sys.argv[1]), sys.argv[2]
+dist.init_process_group("gloo", f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+for name in ("mixtral", "deepseek_v3-experts"):
+    for parallel in ("ddp", "fsdp"):
+        run = test_experts.two_processes_or_one(name, parallel=parallel)
+        state = whole_tensors(run.model)
+        if rank == 0:
+            torch.save(state, f"{sys.argv[4]}/{name}-{parallel}.pt")
+dist.barrier()
+import os
+os._exit(0)
+"""
+
+
+def two_processes_or_one(name, **settings):
+    rows = [padded(14, 14, 14, 14, seed=i) for i in range(3)]
+    run = balanced(name, Batches(*rows), 3, balance=BALANCE[name], **settings)
+    run.train()
+    return run
+
+
+def test_two_processes_balance_as_one(tmp_path):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    here = str(Path(__file__).parent)
+    workers = [
+        subprocess.Popen([sys.executable, "-c", WORKER, str(rank), port, here, str(tmp_path)])
+        for rank in range(2)
+    ]
+    assert [worker.wait(timeout=300) for worker in workers] == [0, 0]
+    for parallel in ("ddp", "fsdp"):
+        one = two_processes_or_one("deepseek_v3-experts").model.state_dict()
+        two = torch.load(tmp_path / f"deepseek_v3-experts-{parallel}.pt")
+        for key, value in one.items():
+            torch.testing.assert_close(two[key], value, rtol=1e-4, atol=1e-5, msg=key)
+    ddp, fsdp = (torch.load(tmp_path / f"mixtral-{parallel}.pt") for parallel in ("ddp", "fsdp"))
+    for key in ddp:  # each process balances its own rows, either way
+        torch.testing.assert_close(ddp[key], fsdp[key], rtol=1e-4, atol=1e-5, msg=key)
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
@@ -212,6 +436,25 @@ def test_a_layer_frequency_is_not_read_by_transformers_and_a_warning_says_so():
     assert [config.is_sparse(i) for i in range(2)] == [False, True]
     with pytest.warns(UserWarning, match="not used: moe_layer_freq"):
         assert ModelConfig.from_dict({**data, "moe_layer_freq": 2}) == config
+
+
+@pytest.mark.parametrize("name", ["mixtral", "qwen3_moe"])
+def test_the_factor_of_the_balancing_loss_is_read_and_written(name):
+    data = FAMILY_CONFIGS[name].to_dict()
+    theirs = transformers.AutoConfig.for_model(**data)
+    assert ModelConfig.from_dict(theirs.to_dict()).router_aux_loss_coef == 0.001  # the default
+    config = ModelConfig.from_dict({**theirs.to_dict(), "router_aux_loss_coef": 1})
+    again = transformers.AutoConfig.for_model(**config.to_dict())
+    assert (
+        again.router_aux_loss_coef
+        == 1
+        == ModelConfig.from_dict(data | {"router_aux_loss_coef": 1.0}).router_aux_loss_coef
+    )
+    with pytest.raises(ValueError, match="router_aux_loss_coef must be a number of at least 0"):
+        ModelConfig.from_dict({**data, "router_aux_loss_coef": -0.1})
+    with pytest.raises(ValueError, match="router_aux_loss_coef must be a number, not negative"):
+        ModelConfig(**{**vars(FAMILY_CONFIGS[name]), "router_aux_loss_coef": -0.1})
+    assert FAMILY_CONFIGS["deepseek_v3-experts"].router_aux_loss_coef is None
 
 
 def test_which_layers_are_sparse():

@@ -6,10 +6,13 @@ Face's Mixtral, Qwen3-MoE and DeepSeek-V3.
 
 # Built from notebooks/beyond/11_experts.ipynb: edit there, then make build.
 
+import math
 from contextlib import nullcontext
+from functools import partial
 from typing import Any, Literal
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
@@ -19,6 +22,7 @@ from minillm.nn.layers import ACTIVATIONS, GatedMLP
 __all__ = [
     "Experts",
     "GroupedLinear",
+    "RouterBalance",
     "SparseMoeBlock",
     "TopKRouter",
     "check_experts",
@@ -266,7 +270,7 @@ def load_balancing_loss(
         if not counted.any():
             raise ValueError(f"none of {N} tokens counts: a load cannot be balanced")
     indices = probs.detach().topk(num_experts_per_tok).indices
-    total = counted.sum()
+    total = counted.sum().clamp(min=1)
     share = expert_load(indices, E, mask=counted) / total
     prob = (probs * counted[:, None]).sum(0) / total
     return E * (share * prob).sum()
@@ -331,3 +335,74 @@ class SparseMoeBlock(nn.Module):
         """Numbers of router and experts that one token is multiplied with."""
         E, k = self.gate.num_experts, self.gate.num_experts_per_tok
         return self.gate.weight.numel() + sum(w.numel() for w in self.experts.parameters()) // E * k
+
+
+class RouterBalance:
+    """Keeps the experts of a model in use while it trains: `Trainer(..., balance=...)`.
+
+    `loss` times the load balancing loss is added to the loss of each batch: the mean over layers
+    or, with `pooled`, that of all layers' tokens in one heap, as in transformers. `rate` is how far
+    the routers' biases move after a step, by the load of all its batches and processes. What
+    follows a row's last target is padding and does not count.
+
+    Raises: ValueError for a model without routers, numbers that do nothing or are negative, a loss
+        for sigmoid scores, a rate for softmax scores; in training, for that of another model.
+    """
+
+    def __init__(
+        self, model: nn.Module, *, loss: float = 0.0, rate: float = 0.0, pooled: bool = False
+    ) -> None:
+        self.routers = [module for module in model.modules() if isinstance(module, TopKRouter)]
+        if not self.routers:
+            raise ValueError(f"{type(model).__name__} has no router: no layer has experts")
+        if not (0 <= loss < math.inf and 0 <= rate < math.inf and loss + rate > 0):
+            raise ValueError(f"loss {loss}, rate {rate}: both from 0, and one of them above")
+        for router in self.routers:
+            if loss and router.scoring == "sigmoid":
+                raise ValueError(f"loss {loss} for routers with sigmoid scores: they take a rate")
+            if rate and router.scoring == "softmax":
+                raise ValueError(f"rate {rate} for routers without a bias: they take a loss")
+        self.loss, self.rate, self.pooled = loss, rate, pooled
+        self.settings = {"balance": {"loss": loss, "rate": rate, "pooled": pooled}}
+        self.found: list[Any] = [None] * len(self.routers)  # what each returned last
+        for i, router in enumerate(self.routers):
+            router.register_forward_hook(partial(self._keep, i))
+        self.forget()
+
+    def _keep(self, i: int, _router: nn.Module, _inputs: Any, found: Any) -> None:
+        self.found[i] = found
+
+    def __call__(self, targets: Tensor) -> Tensor:
+        """The loss of the batch whose forward pass has just ended; its load is counted."""
+        if any(found is None for found in self.found):
+            raise ValueError("a router saw no batch: is it that of the model in training?")
+        counts = targets.sum(-1) != 0 if targets.is_floating_point() else targets != -100
+        mask = counts.flip(-1).cumsum(-1).flip(-1).flatten() > 0  # a target is here or follows
+        logits = [found[0] for found in self.found]
+        if self.rate:
+            for i, (scores, _, indices) in enumerate(self.found):
+                self.loads[i] += expert_load(indices, scores.shape[-1], mask=mask)
+        self.found = [None] * len(self.routers)
+        if not self.loss or (mask.device.type == "cpu" and not mask.any()):
+            return torch.zeros((), device=targets.device)
+        if self.pooled:
+            logits, mask = [torch.cat(logits)], mask.repeat(len(logits))
+        each = [
+            load_balancing_loss(rows, router.num_experts_per_tok, mask=mask)
+            for rows, router in zip(logits, self.routers, strict=False)
+        ]
+        return self.loss * torch.stack(each).mean()
+
+    def after_step(self) -> None:
+        """Move the biases."""
+        if self.rate:
+            if dist.is_available() and dist.is_initialized():
+                for load in self.loads:
+                    dist.all_reduce(load)
+            for router, load in zip(self.routers, self.loads, strict=True):
+                update_bias(router, load, rate=self.rate)
+        self.forget()
+
+    def forget(self) -> None:
+        """As if no batch had been seen since the last step."""
+        self.loads: list[Any] = [0.0] * len(self.routers)

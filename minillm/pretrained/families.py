@@ -75,6 +75,7 @@ _EXPERT_KEYS = {
     "num_experts": ("mixtral", "qwen3_moe", "deepseek_v3"),
     "num_experts_per_tok": ("mixtral", "qwen3_moe", "deepseek_v3"),
     **dict.fromkeys(("moe_intermediate_size", "norm_topk_prob"), ("qwen3_moe", "deepseek_v3")),
+    "router_aux_loss_coef": ("mixtral", "qwen3_moe"),
     **dict.fromkeys(("decoder_sparse_step", "mlp_only_layers"), ("qwen3_moe",)),
     **dict.fromkeys(("n_shared_experts", "routed_scaling_factor"), ("deepseek_v3",)),
     **dict.fromkeys(("n_group", "topk_group", "first_k_dense_replace"), ("deepseek_v3",)),
@@ -152,7 +153,7 @@ _KINDS: dict[str, _Kind] = {
     "eos_token_id": _any_of(_whole(0), _list_of(_whole(0))),
     "pad_token_id": _whole(-1),  # early files of Llama's say -1
     **dict.fromkeys(("rms_norm_eps", "rope_theta"), _POSITIVE),
-    "initializer_range": _NOT_NEGATIVE,
+    **dict.fromkeys(("initializer_range", "router_aux_loss_coef"), _NOT_NEGATIVE),
     "attention_dropout": _SHARE,
     **dict.fromkeys(("tie_word_embeddings", "attention_bias", "mlp_bias"), _SWITCH),
     **dict.fromkeys(("rope_interleave", "parallel_attn", "use_sliding_window"), _SWITCH),
@@ -202,8 +203,8 @@ _SILENT = {
     *("qk_head_dim", "summary_activation"),
     *("summary_type", "summary_use_proj", "summary_proj_to_labels"),
     *("summary_first_dropout", "apply_residual_connection_post_layernorm", "output_past"),
-    *("num_nextn_predict_layers", "output_router_logits", "router_aux_loss_coef"),
-    *("router_jitter_noise", "ep_size", "aux_loss_alpha", "seq_aux"),
+    *("num_nextn_predict_layers", "output_router_logits", "router_jitter_noise"),
+    *("ep_size", "aux_loss_alpha", "seq_aux"),
     *("num_mtp_layers", "rope_parameters", "model_max_length"),
     # who made the file and with what; the ids of further tokens
     *("_model_name_or_path", "_commit_hash", "_attn_implementation", "_num_labels"),
@@ -320,10 +321,15 @@ def _read_experts(found: dict[str, Any], data: Mapping[str, Any]) -> None:
     if found.get("moe_layer_freq") == 1:  # others transformers does not look at: a warning says so
         del found["moe_layer_freq"]
     if not found.get("num_experts"):
-        for key in _EXPERT_KEYS.keys() - ({"num_experts"} if kind == "qwen3_moe" else set()):
+        for key in _without_experts(kind):
             found.pop(key, None)
     elif kind == "deepseek_v3":
         found |= {k: v for k, v in _DEEPSEEK.items() if k not in data}
+
+
+def _without_experts(kind: str) -> set[str]:
+    """The keys that mean nothing in a file without experts; Qwen's say so by num_experts 0."""
+    return _EXPERT_KEYS.keys() - ({"num_experts"} if kind == "qwen3_moe" else set())
 
 
 def _read_falcon(found: dict[str, Any]) -> None:
@@ -353,7 +359,7 @@ def write_config(config: ModelConfig) -> dict[str, Any]:
     drop |= set() if family.mla else set(latent)
     drop |= {key for key, kinds in _EXPERT_KEYS.items() if kind not in kinds}
     if not config.num_experts:
-        drop |= _EXPERT_KEYS.keys() - ({"num_experts"} if kind == "qwen3_moe" else set())
+        drop |= _without_experts(kind)
     drop |= {"rope_theta", "rope_scaling"} if not family.rotary else set()
     drop |= {"mlp_bias"} if kind != "llama" else set()
     drop |= {"attention_bias"} if kind in ("gpt2", "qwen2", "mistral", "mixtral") else set()
@@ -374,8 +380,8 @@ def write_config(config: ModelConfig) -> dict[str, Any]:
     for key in ("eos_token_id", "mlp_only_layers"):
         if isinstance(data.get(key), tuple):
             data[key] = list(data[key])
-    if "routed_scaling_factor" in data:
-        data["routed_scaling_factor"] = float(data["routed_scaling_factor"])
+    for key in data.keys() & {"routed_scaling_factor", "router_aux_loss_coef"}:
+        data[key] = float(data[key])
     if data.get("rope_scaling") is not None:
         data["rope_scaling"] = dict(data["rope_scaling"])
     return {"architectures": [ARCHITECTURES[kind]], **data, **extra}

@@ -105,12 +105,14 @@ def accumulate_gradients(
     precision: str = "float32",
     world_size: int = 1,
     communicate: Callable[[bool], AbstractContextManager[Any]] = nullcontext,
+    extra_loss: Callable[[Tensor], Tensor] | None = None,
 ) -> Tensor:
     """Gradients of (sum of all losses) / `count`, batch after batch; returns that sum, in nats.
 
     `count` is the number of targets in all batches of all processes: a mean of means is wrong.
     Processes average their gradients, hence the factor `world_size`; each batch is taken within
-    `communicate(last)`, so that they do so once, after the last.
+    `communicate(last)`, so that they do so once, after the last. The mean of `extra_loss(targets)`,
+    asked after each forward pass, has a part in the gradients and none in the returned sum.
     """
     device, losses = batches[0][0].device, []
     for i, (inputs, targets) in enumerate(batches):
@@ -118,6 +120,9 @@ def accumulate_gradients(
             with torch.autocast(device.type, torch.bfloat16, enabled=precision == "bfloat16"):
                 logits = forward(inputs)
             loss = cross_entropy(logits, targets, reduction="sum")
-            (loss * (world_size / max(1, count))).backward()
+            total = loss * (world_size / max(1, count))
+            if extra_loss is not None:
+                total = total + extra_loss(targets) / len(batches)
+            total.backward()
         losses.append(loss.detach())
     return torch.stack(losses).sum()

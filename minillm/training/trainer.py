@@ -14,7 +14,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import torch
 import torch.distributed as dist
@@ -25,7 +25,7 @@ from minillm.training.data import BatchSource, check_settings, with_new_names
 from minillm.training.loss import accumulate_gradients
 from minillm.training.optim import AdamW, Optimizer, clip_grad_norm, cosine_schedule, decay_groups
 
-__all__ = ["Meter", "TrainConfig", "Trainer", "rng_state", "set_rng_state"]
+__all__ = ["Balance", "Meter", "TrainConfig", "Trainer", "rng_state", "set_rng_state"]
 
 
 def rng_state(device: torch.device) -> dict[str, Tensor]:
@@ -190,12 +190,25 @@ def _due(step: int, interval: int) -> bool:
     return interval > 0 and step % interval == 0
 
 
+class Balance(Protocol):
+    """What keeps the experts of a model in use while it trains: see `minillm.nn.moe`."""
+
+    settings: dict[str, Any]  # which a resumed run must share
+
+    def __call__(self, targets: Tensor) -> Tensor: ...  # a loss, after each forward pass
+
+    def after_step(self) -> None: ...  # the optimizer has moved the weights
+
+    def forget(self) -> None: ...  # the step is undone
+
+
 class Trainer:
     """Trains `model(ids (B, T)) -> logits (B, T, V)` on the batches of `source`.
 
     `validate(model)` returns a number or a dict of them, `sample(model)` a text; both run every
     `eval_interval` steps and at the end. `token_bytes` (V,) adds the loss in bits per byte.
     `on_log` gets each record that also goes to `metrics.jsonl`; `history` keeps them.
+    `balance`, for a model with experts, adds a loss of its own, which the records leave out.
     """
 
     def __init__(
@@ -208,12 +221,13 @@ class Trainer:
         sample: Callable[[nn.Module], str] | None = None,
         token_bytes: Tensor | None = None,
         on_log: Callable[[dict[str, Any]], None] | None = None,
+        balance: Balance | None = None,
         progress: bool = True,
     ) -> None:
         self.model: nn.Module = getattr(model, "_orig_mod", model)  # torch.compile's shell off
         self.source, self.config = source, config
         self.validate, self.sample, self.on_log = validate, sample, on_log
-        self.token_bytes, self.progress = token_bytes, progress
+        self.token_bytes, self.progress, self.balance = token_bytes, progress, balance
         self.device, self.processes = next(model.parameters()).device, _process_group()
         self.rank, self.world_size = (
             (dist.get_rank(), dist.get_world_size()) if self.processes else (0, 1)
@@ -256,6 +270,8 @@ class Trainer:
             group["lr"] = self.config.learning_rate(self.step)
         self.step_incomplete = True
         self.optimizer.step()
+        if self.balance is not None:
+            self.balance.after_step()
         self.optimizer.zero_grad()
         self.step, self.tokens, self.step_incomplete = self.step + 1, self.tokens + targets, False
         return loss, targets, num_bytes, norm
@@ -275,6 +291,7 @@ class Trainer:
             communicate=partial(self.processes.communicate, self.forward)
             if self.processes
             else nullcontext,
+            extra_loss=self.balance,
         )
         loss = self.processes.sum_over_ranks(loss) if self.processes else loss
         norm = clip_grad_norm(self.model.parameters(), self.config.max_norm)
@@ -283,6 +300,8 @@ class Trainer:
     def _undo(self, source: dict[str, Any]) -> None:
         """As if the step had not begun."""
         self.optimizer.zero_grad()
+        if self.balance is not None:
+            self.balance.forget()
         set_rng_state(self.rng, self.device)
         self.source.load_state_dict(source)
 
@@ -293,7 +312,7 @@ class Trainer:
         """
         from minillm.training import checkpoint, distributed
 
-        state = {"config": self.config.fixed_settings(), "tokens": self.tokens}
+        state = {"config": self._settings(), "tokens": self.tokens}
         state |= {"source": self.source.state_dict(), "meter": self.meter.state_dict()}
         folder, keep = self.config.output_dir, self.config.keep
         if folder is None:
@@ -335,7 +354,7 @@ class Trainer:
 
         state = checkpoint.read_state(path, of_run=True)
         saved = {"optimizer": "adamw", **with_new_names(state["config"])}  # once the only one
-        check_settings(saved, self.config.fixed_settings())
+        check_settings(saved, self._settings())
         before = self.source.state_dict()
         self.source.load_state_dict(state["source"])  # if it refuses, nothing has been loaded
         try:
@@ -346,6 +365,11 @@ class Trainer:
         self.step, self.tokens, self.step_incomplete = state["step"], state["tokens"], False
         self.meter.load_state_dict(state.get("meter", {}))
         self.optimizer.zero_grad()
+
+    def _settings(self) -> dict[str, Any]:
+        """What a resumed run must share."""
+        settings = self.config.fixed_settings()
+        return settings if self.balance is None else settings | self.balance.settings
 
     def _own_folder(self) -> None:
         """Lock the folder, or go on holding it: process 0 does, for all."""

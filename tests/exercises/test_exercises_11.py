@@ -39,12 +39,13 @@ def two_sides(bias, load, rate):
 
 
 def active(c, *, experts=None, matrices=3, router=True, tied=True, head_dim=None):
-    D, H, G = head_dim or c.head_dim, c.num_attention_heads, c.num_key_value_heads
-    C, F, L, V = c.hidden_size, c.intermediate_size, c.num_hidden_layers, c.vocab_size
+    H, G, C = c["num_attention_heads"], c["num_key_value_heads"], c["hidden_size"]
+    F, L, V = c["intermediate_size"], c["num_hidden_layers"], c["vocab_size"]
+    D = head_dim or c.get("head_dim", C // H)
     layer = 2 * C + C * D * (2 * H + 2 * G)
-    layer += (experts or c.num_experts_per_tok) * matrices * C * F
-    layer += c.num_experts * C if router else 0
-    return L * layer + C + V * C * (1 if tied and c.tie_word_embeddings else 2)
+    layer += (experts or c["num_experts_per_tok"]) * matrices * C * F
+    layer += c["num_local_experts"] * C if router else 0
+    return L * layer + C + V * C * (1 if tied and c["tie_word_embeddings"] else 2)
 
 
 RIGHT = {"11.1": LOSS_AT, "11.2": bias_step, "11.3": active}
@@ -61,10 +62,14 @@ WRONG = [
     ("11.2", steps_only, "the old bias is missing"),
     ("11.2", two_sides, "got [0.5"),
     ("11.2", lambda bias, load, rate: bias[:-1], "return a list of 3"),
-    ("11.3", lambda c: active(c, experts=c.num_experts), "the whole model"),
+    ("11.3", lambda c: active(c, experts=c["num_local_experts"]), "the whole model"),
     (
         "11.3",
-        lambda c: active(c, experts=c.num_experts) * c.num_experts_per_tok / c.num_experts,
+        lambda c: (
+            active(c, experts=c["num_local_experts"])
+            * c["num_experts_per_tok"]
+            / c["num_local_experts"]
+        ),
         "not shared out",
     ),
     ("11.3", lambda c: active(c, matrices=2), "a gate, an up and a down"),
@@ -72,7 +77,7 @@ WRONG = [
     ("11.3", lambda c: active(c, tied=False), "off by 2,424"),
     (
         "11.3",
-        lambda c: active(c, head_dim=c.hidden_size // c.num_attention_heads),
+        lambda c: active(c, head_dim=c["hidden_size"] // c["num_attention_heads"]),
         "C = 24, 1 of 5 experts",
     ),
     ("11.3", lambda c: "12.9 billion", "return a number"),
