@@ -196,8 +196,8 @@ def test_a_model_that_cannot_chat_is_told_what_it_can(tmp_path, talk):
             (place / "tokenizer.json").unlink()
         code, shown, errors = talk(place, LINES)
         assert (code, shown) == (1, "")
-        assert f"has no {lacks}, so nobody can chat with it" in errors
-        assert f"python -m minillm generate {place} --prompt" in errors
+        assert f"a model without a {lacks} cannot chat" in errors
+        assert "python -m minillm generate NAME --prompt" in errors
 
 
 def test_the_quick_form_is_used_where_it_serves(folder, tmp_path, talk, kept, monkeypatch):
