@@ -88,8 +88,9 @@ def lines(terminal: bool) -> Iterator[str]:
                 print()
             return
         except KeyboardInterrupt:
-            if terminal:
-                tell(f"\n({HELP})")
+            with suppress(KeyboardInterrupt):  # the next one, if it comes at once
+                if terminal:
+                    tell(f"\n({HELP})")
 
 
 def answer(

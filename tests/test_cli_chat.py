@@ -300,10 +300,11 @@ def test_in_a_terminal(folder):
     wait_for(1)
     os.write(ours, b"the cat\n")
     wait_for(2)
-    while shown.count(b"> ") < 3:  # one that comes before the reading begins waits for a key
+    while b"stops an answer)" not in shown:  # one before the reading begins waits for a key
         process.send_signal(signal.SIGINT)
         if select.select([ours], [], [], 2)[0]:
             shown += os.read(ours, 1024)
+    wait_for(3)
     os.write(ours, b"the dog\n")
     wait_for(shown.count(b"> ") + 1)
     os.write(ours, b"\x04")  # Ctrl-D
