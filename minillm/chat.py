@@ -14,7 +14,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -30,17 +29,16 @@ def chat(a: argparse.Namespace) -> None:
 
     Raises: ValueError if the model has no chat template, or --system spells a special token.
     """
-    from minillm.cli import known_only
+    from minillm.cli import known_only, sampler
     from minillm.generation.conversation import Conversation
-    from minillm.generation.sampling import Sampler
 
-    given = Sampler(**{field.name: getattr(a, field.name) for field in fields(Sampler)})
+    given = sampler(a)
     model, tokenizer = open_model(a)
-    if spelled := [name for name in tokenizer.special_tokens if name in (a.system or "")]:
-        raise ValueError(f"--system spells the special token {spelled[0]!r}")
     begin = [] if a.system is None else [{"role": "system", "content": a.system}]
     conversation = Conversation(model, tokenizer, begin)
-    sampler = known_only(given, tokenizer, model.config.vocab_size)
+    if spelled := [name for name in tokenizer.special_tokens if name in (a.system or "")]:
+        raise ValueError(f"--system spells the special token {spelled[0]!r}")
+    drawn_by = known_only(given, tokenizer, model.config.vocab_size)
     terminal = sys.stdin.isatty() and sys.stdout.isatty()
     if terminal:
         tell(f"{a.model}: {model.num_parameters():,} parameters, {model.lm_head.weight.dtype},")
@@ -56,14 +54,11 @@ def chat(a: argparse.Namespace) -> None:
             tell(f"there is no command {text}: {HELP}")
         elif text:
             with interrupts() as pressed:
-                answer(conversation, line, sampler, pressed, a)
+                answer(conversation, line, drawn_by, pressed, a)
 
 
 def open_model(a: argparse.Namespace) -> tuple[Any, Any]:
-    """Model and tokenizer, in the form that writes fastest.
-
-    Raises: ValueError if the tokenizer has no chat template.
-    """
+    """Model and tokenizer, in the form that writes fastest."""
     import torch
 
     from minillm.cli import device
@@ -72,10 +67,6 @@ def open_model(a: argparse.Namespace) -> tuple[Any, Any]:
     place = device(a)
     dtype = a.dtype or ("float32" if place.type == "cpu" else None)
     model, tokenizer = from_pretrained(a.model, dtype=dtype, device=place)
-    if tokenizer is None or tokenizer.chat_template is None:
-        what = "tokenizer" if tokenizer is None else "chat template"
-        advice = f"python -m minillm generate {a.model} --prompt ... goes on with a text"
-        raise ValueError(f"{a.model} has no {what}, so nobody can chat with it; {advice}")
     if not a.plain and place.type == "cpu" and model.lm_head.weight.dtype == torch.float32:
         with suppress(ValueError):  # a family that cannot be packed
             model = model.packed()
@@ -97,8 +88,9 @@ def lines(terminal: bool) -> Iterator[str]:
                 print()
             return
         except KeyboardInterrupt:
-            if terminal:
-                tell(f"\n({HELP})")
+            with suppress(KeyboardInterrupt):  # the next one, if it comes at once
+                if terminal:
+                    tell(f"\n({HELP})")
 
 
 def answer(

@@ -65,9 +65,7 @@ def parser() -> argparse.ArgumentParser:
     one.add_argument("--prompt", default="", help="the beginning; empty: the model begins")
     one.add_argument("--count", type=int, default=1)
     one.add_argument("--max-new-tokens", type=int, default=400)
-    one.add_argument("--temperature", type=float, default=1.0, help="0 takes the likeliest token")
-    one.add_argument("--top-k", type=int)
-    one.add_argument("--top-p", type=float)
+    _sampler_options(one, temperature=1.0)
     _chat_options(command("chat", chat, "talk with a chat model, or answer the lines of a pipe"))
     one = command("eval", evaluate_folder, "bits per byte, floor and share of valid stories")
     one.add_argument("folder", type=Path, help="of a saved model; or a GGUF file")
@@ -151,17 +149,22 @@ def _train_options(one: argparse.ArgumentParser) -> None:
     run.add_argument("--quiet", action="store_true", help="no progress bar, no samples")
 
 
-def _chat_options(one: argparse.ArgumentParser) -> None:
-    one.add_argument("model", metavar="NAME_OR_FOLDER_OR_FILE", help="what from_pretrained opens")
-    one.add_argument("--system", help="what the model is told before the conversation")
-    one.add_argument("--max-new-tokens", type=int, default=1024, help="of one answer")
-    one.add_argument("--temperature", type=float, default=0.7, help="0 takes the likeliest token")
+def _sampler_options(one: argparse.ArgumentParser, *, temperature: float) -> None:
+    likeliest = "0 takes the likeliest token"
+    one.add_argument("--temperature", type=float, default=temperature, help=likeliest)
     one.add_argument("--top-k", type=int)
     one.add_argument("--top-p", type=float)
     one.add_argument("--min-p", type=float)
     one.add_argument("--repetition-penalty", type=float, default=1.0)
     one.add_argument("--presence-penalty", type=float, default=0.0)
     one.add_argument("--frequency-penalty", type=float, default=0.0)
+
+
+def _chat_options(one: argparse.ArgumentParser) -> None:
+    one.add_argument("model", metavar="NAME_OR_FOLDER_OR_FILE", help="what from_pretrained opens")
+    one.add_argument("--system", help="what the model is told before the conversation")
+    one.add_argument("--max-new-tokens", type=int, default=1024, help="of one answer")
+    _sampler_options(one, temperature=0.7)
     one.add_argument(
         "--dtype",
         choices=["float32", "bfloat16", "float16"],
@@ -667,14 +670,21 @@ def finish_run_info(
 
 def generate_texts(a: argparse.Namespace) -> None:
     """Print texts that the model of a folder writes."""
-    from minillm.generation.sampling import Sampler
-
+    drawn_by = sampler(a)
     model, tokenizer = _load(a)
     begin = _begin(model, tokenizer, a.prompt)
-    sampler = Sampler(temperature=a.temperature, top_k=a.top_k, top_p=a.top_p, seed=a.seed)
-    how = {"count": a.count, "sampler": sampler, "max_new_tokens": a.max_new_tokens}
+    how = {"count": a.count, "sampler": drawn_by, "max_new_tokens": a.max_new_tokens}
     for i, text in enumerate(sample_texts(model, tokenizer, begin, prompt=a.prompt, **how)):
         print(("\n" if i else "") + text)
+
+
+def sampler(a: argparse.Namespace) -> Any:
+    """The sampler of the options, which are called as its fields."""
+    from dataclasses import fields
+
+    from minillm.generation.sampling import Sampler
+
+    return Sampler(**{field.name: getattr(a, field.name) for field in fields(Sampler)})
 
 
 def chat(a: argparse.Namespace) -> None:

@@ -42,14 +42,18 @@ class Conversation:
         ids: the tokens of the last prompt and its answer; the cache holds a beginning of them.
         prompt_length, reused: tokens of the last prompt, and how many of them the cache held.
         ended: whether the last answer ended by itself (it may also be stopped, or become too long).
-    Raises: ValueError if the tokenizer has no chat template.
+    Raises: ValueError if there is no tokenizer, or no chat template.
     """
 
     def __init__(
         self, model: CausalLM, tokenizer: Any, messages: Sequence[Mapping[str, Any]] = ()
     ) -> None:
         if tokenizer is None or tokenizer.chat_template is None:
-            raise ValueError("a model without a chat template cannot chat: generate goes on a text")
+            lacks = "tokenizer" if tokenizer is None else "chat template"
+            raise ValueError(
+                f"a model without a {lacks} cannot chat; python -m minillm generate "
+                "NAME --prompt ... goes on with a text"
+            )
         self.model, self.tokenizer = model, tokenizer
         self.beginning = list(messages)
         self.cache = model.make_cache(batch_size=1)

@@ -50,9 +50,10 @@ _REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+|[\w-][\w.-]*")
 def local_place(name: str | os.PathLike[str], revision: str | None = None) -> Path:
     """The folder or the GGUF file of that name, or else where the hub's files of that name lie.
 
-    Of a folder that holds a GGUF file and nothing else of a checkpoint, that file.
-    Raises: FileNotFoundError if there is neither, or if the hub cannot be asked; ValueError for a
-        folder with several GGUF files.
+    Of a folder that holds a GGUF file and nothing else of a checkpoint, that file; likewise of the
+    hub's. Where there are several, none is fetched.
+    Raises: FileNotFoundError if there is neither, or if the hub cannot be asked; ValueError for
+        several GGUF files.
     """
     folder = Path(name)
     if folder.is_file():
@@ -64,18 +65,27 @@ def local_place(name: str | os.PathLike[str], revision: str | None = None) -> Pa
     if not isinstance(name, str) or not _REPOSITORY.fullmatch(name) or name.startswith("."):
         raise FileNotFoundError(f"no folder {str(name)!r} (and no name 'owner/model' of the hub)")
     try:
-        from huggingface_hub import snapshot_download
+        from huggingface_hub import hf_hub_download, list_repo_files, snapshot_download
     except ImportError:
         message = f"no folder {name!r}; to ask the hub for it, pip install huggingface_hub"
         raise FileNotFoundError(message) from None
     try:
-        return Path(snapshot_download(name, revision=revision, allow_patterns=FILES))
+        fetched = Path(snapshot_download(name, revision=revision, allow_patterns=FILES))
+        if any(fetched.glob("*.safetensors")):
+            return fetched
+        files = [f for f in list_repo_files(name, revision=revision) if f.endswith(".gguf")]
+        if len(files) == 1:
+            return Path(hf_hub_download(name, files[0], revision=revision))
     except (OSError, ValueError) as error:  # the hub's errors are of these two kinds
         what = name if revision is None else f"{name} at revision {revision}"
         reason = f"{type(error).__name__}: {error}".strip()
         raise FileNotFoundError(
             f"no folder {name!r}, and not from the hub: {what}: {reason}"
         ) from error
+    if files:
+        how = f"huggingface_hub.hf_hub_download({name!r}, FILE) fetches one and gives its path"
+        raise ValueError(f"{name} holds several GGUF files; {how}: {', '.join(sorted(files))}")
+    return fetched
 
 
 def _only_file(folder: Path) -> Path | None:

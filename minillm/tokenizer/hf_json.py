@@ -16,7 +16,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from minillm.tokenizer.bpe import find_merges, is_id, merge_word
 from minillm.tokenizer.chat import choose_template
@@ -102,47 +102,46 @@ def check_merges(
     Tokens are bytes, or spelled as in a file.
     Raises: ValueError naming the first token or merge for which it does not.
     """
-    # token -> its rank, and the two tokens that it is made of
-    made: dict[Any, tuple[int, Any, Any]] = {t: (-1, t, t) for t in ranks if len(t) == 1}
+    # token -> its rank, itself, and the same of the two tokens that it is made of
+    made: dict[Any, tuple[int, Any, Any, Any]]
+    made = {token: (-1, token, None, None) for token in ranks if len(token) == 1}
     earliest: dict[Any, int] = {}  # two bytes at a border -> rank of the first token across it
-    last, rank_of, made_of = -1, ranks.get, made.get
-    for pair in merges:
-        left, right = pair
+    last, rank_of, made_of = 0, ranks.get, made.get
+    for left, right in merges:
         token = left + right
         rank, halves, others = rank_of(token, -1), made_of(left), made_of(right)
         if rank < last or halves is None or others is None:
-            _refuse_merge(left, right, ranks, last)
+            if rank < last or left not in ranks or right not in ranks:
+                _refuse_merge(left, right, ranks)
             last = rank
             continue  # `_merge_anew` will look into it
         if token in made:
             continue  # another way to make it, which never comes up
         last = rank
-        (left_rank, _, inner), (right_rank, outer, _) = halves, others
         first = earliest.setdefault((left[-1], right[0]), rank)
+        (left_rank, left, _, inner), (right_rank, right, outer, _) = halves, others
         while left_rank >= first or right_rank >= first:  # before that nothing could be across
             if left_rank > right_rank:
-                left = inner
-                if rank_of(left + right, rank) < left_rank:
+                before = left_rank
+                left_rank, left, _, inner = inner
+                if rank_of(left + right, rank) < before:
                     break
-                left_rank, _, inner = made[left]
             else:
-                right = outer
-                if rank_of(left + right, rank) <= right_rank:  # of two equals the left is first
+                before = right_rank
+                right_rank, right, outer, _ = outer
+                if rank_of(left + right, rank) <= before:  # of two equals the left is first
                     break
-                right_rank, outer, _ = made[right]
         else:
-            made[token] = (rank, pair[0], pair[1])
+            made[token] = (rank, token, halves, others)
     if len(made) < len(ranks):
         _merge_anew(ranks, merges, made, whole_words)
 
 
-def _refuse_merge(left: Any, right: Any, ranks: Mapping[Any, int], last: int) -> None:
-    """Raise ValueError unless a listed merge is of known tokens and in the order of ids."""
-    rank = ranks.get(left + right)
-    if rank is None or left not in ranks or right not in ranks:
+def _refuse_merge(left: Any, right: Any, ranks: Mapping[Any, int]) -> NoReturn:
+    """Raise ValueError for a listed merge of unknown tokens, or out of the order of ids."""
+    if not ranks.keys() >= {left, right, left + right}:
         raise ValueError(f"the merge of {left!r} and {right!r} is not in the vocabulary")
-    if rank < last:
-        raise ValueError(f"the merge of {left!r} and {right!r} is out of the order of ids")
+    raise ValueError(f"the merge of {left!r} and {right!r} is out of the order of ids")
 
 
 def _merge_anew(
@@ -393,6 +392,13 @@ _BOOL: Test = (lambda value: value is None or isinstance(value, bool), "true or 
 
 _TOKEN: Test = (lambda value: value is None or isinstance(value, str | dict), "a token or null")
 
+
+def _is_merge(value: Any) -> bool:
+    if isinstance(value, str):
+        return value.count(" ") == 1
+    return isinstance(value, list) and len(value) == 2 and all(isinstance(t, str) for t in value)
+
+
 # A place in the file ("*": each item of a list or an object) -> what must stand there, if anything.
 TOKENIZER_FIELDS: dict[str, Test] = {
     "model": _OBJECT,
@@ -401,7 +407,7 @@ TOKENIZER_FIELDS: dict[str, Test] = {
     "model.vocab.*": (lambda value: is_id(value) or _is_scored(value), "an id or a scored piece"),
     "model.unk_id": (lambda value: value is None or is_id(value), "an id or null"),
     "model.merges": _LIST,
-    "model.merges.*": (lambda value: _is_merge(value), "two tokens"),
+    "model.merges.*": (_is_merge, "two tokens"),
     "model.dropout": (lambda value: value is None or _is_share(value), "a number from 0 to 1"),
     **dict.fromkeys(("model.byte_fallback", "model.fuse_unk", "model.ignore_merges"), _BOOL),
     **dict.fromkeys(("model.unk_token", "model.continuing_subword_prefix"), _NO_TEXT),
@@ -462,12 +468,6 @@ def _is_scored(value: Any) -> bool:
     if not isinstance(value, list) or len(value) != 2 or not isinstance(value[0], str):
         return False
     return isinstance(value[1], int | float) and abs(value[1]) < float("inf")
-
-
-def _is_merge(value: Any) -> bool:
-    if isinstance(value, list):
-        return len(value) == 2 and isinstance(value[0], str) and isinstance(value[1], str)
-    return isinstance(value, str) and value.count(" ") == 1
 
 
 def _is_share(value: Any) -> bool:

@@ -64,19 +64,15 @@ class SeveralPatterns(PreTokenizer):
             self._find_ascii = re.compile(_IN_ASCII[named], re.ASCII).findall
 
     def _cut(self, text: str, timeout: float = 86400.0) -> list[str]:
-        """The words of `text`; pieces that occur again are cut once."""
+        """The words of `text`; a piece that occurs again is cut once by each pattern."""
         end = time.monotonic() + timeout
-        first, *rest = self._cuts
-        known: dict[str, list[str]] = {"": []}
-        words: list[str] = []
-        for piece in first(text, timeout=timeout):
-            if piece not in known:
-                parts = [piece]
-                for cut in rest:
-                    left = max(end - time.monotonic(), 1e-3)
-                    parts = [new for part in parts for new in cut(part, timeout=left) if new]
-                known[piece] = parts
-            words += known[piece]
+        words = [text]
+        for cut in self._cuts:
+            parts = {}
+            for piece in {*words}:
+                left = max(end - time.monotonic(), 1e-3)
+                parts[piece] = [part for part in cut(piece, timeout=left) if part]
+            words = [part for piece in words for part in parts[piece]]
         return words
 
     def chunks(self, text: str) -> list[str]:

@@ -320,9 +320,11 @@ def test_the_context_is_what_the_scaling_covers():
         assert Conversation(model, tokenizer).context_length == covered
 
 
-@pytest.mark.parametrize("tokenizer", [None, tokenizer_with(None)])
-def test_a_model_without_a_chat_template(tokenizer):
-    with pytest.raises(ValueError, match="without a chat template cannot chat"):
+@pytest.mark.parametrize(
+    ("tokenizer", "lacks"), [(None, "tokenizer"), (tokenizer_with(None), "chat template")]
+)
+def test_a_model_that_cannot_chat(tokenizer, lacks):
+    with pytest.raises(ValueError, match=f"without a {lacks} cannot chat; .*generate"):
         Conversation(model_for(tokenizer_with()), tokenizer)
 
 

@@ -222,11 +222,36 @@ def test_names_go_to_the_hub_as_they_are(monkeypatch, tmp_path):
         asked.append((name, options["revision"]))
         return str(tmp_path)
 
+    (tmp_path / "model.safetensors").touch()
     monkeypatch.setattr("huggingface_hub.snapshot_download", download)
     for name in ("gpt2", "Qwen/Qwen2.5-0.5B-Instruct", "meta-llama/Llama-3.1-8B", "a_b/c.d-e_f"):
         assert local_place(name, "x") == tmp_path
         assert asked.pop() == (name, "x")
     assert local_place(tmp_path, "x") == tmp_path and not asked
+
+
+def test_a_repository_of_gguf_files(monkeypatch, tmp_path):
+    """The only one is fetched; of several, none."""
+    held, fetched = ["README.md", "small.Q4_0.gguf"], []
+
+    def fetch(name, file, *, revision):
+        fetched.append((name, file, revision))
+        return str(tmp_path / file)
+
+    hub = "huggingface_hub."
+    monkeypatch.setattr(hub + "snapshot_download", lambda *_, **__: str(tmp_path / "nothing"))
+    monkeypatch.setattr(hub + "list_repo_files", lambda *_, **__: held)
+    monkeypatch.setattr(hub + "hf_hub_download", fetch)
+    assert local_place("org/name", "x") == tmp_path / "small.Q4_0.gguf"
+    assert fetched == [("org/name", "small.Q4_0.gguf", "x")]
+    held += ["small.Q8_0.gguf"]
+    several = r"org/name holds several.*hf_hub_download\('org/name', FILE\).*: .*Q4_0.gguf, .*Q8_0"
+    with pytest.raises(ValueError, match=several):
+        local_place("org/name")
+    held[:] = ["pytorch_model.bin"]
+    with pytest.raises(FileNotFoundError, match=r"has no config\.json"):
+        from_pretrained("org/name")
+    assert len(fetched) == 1
 
 
 def test_no_folder_and_no_library(monkeypatch, tmp_path):

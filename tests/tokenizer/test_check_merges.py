@@ -137,3 +137,10 @@ def test_one_damaged_line_among_many_is_found(damage):
             values[token], values[other] = values[other], values[token]
         with pytest.raises(ValueError, match=r"not listed|order of ids|no merge|not in the voc"):
             check_merges(values, changed)
+
+
+def test_an_unknown_merge_at_the_very_beginning():
+    merges = [(b"a", b"b"), (b"a", b"c")]
+    with pytest.raises(ValueError, match=r"merge of b'a' and b'b' is not in the vocabulary"):
+        check_merges(BYTES | {b"ac": 256}, merges)
+    check_merges(BYTES | {b"ac": 256}, merges[1:])
