@@ -100,6 +100,12 @@ class LoRALinear(nn.Linear):
         """What the adapter adds to the matrix: s B A. Shape: -> (out, in)."""
         return self.lora_B.weight @ self.lora_A.weight * self.scale
 
+    def matrix(self) -> Tensor:
+        """The matrix that x is multiplied with, the adapter (but not its dropout) included."""
+        if self.merged or not self.enabled:
+            return self.weight
+        return (self.weight + self.change()).to(self.weight.dtype)
+
     @torch.no_grad()
     def merge(self) -> None:
         """Put W + s B A in the place of W, which is kept. Raises: ValueError if it is merged."""
@@ -167,11 +173,11 @@ def _matches(name: str, targets: str | Sequence[str]) -> bool:
 def _choose(model: nn.Module, targets: str | Sequence[str]) -> list[str]:
     """The names of the layers that targets mean. Raises: ValueError for a target without one."""
     names = list(linear_layers(model))
-    wanted = [targets] if isinstance(targets, str) else [[target] for target in targets]
     chosen = [name for name in names if _matches(name, targets)]
-    empty = [one for one in wanted if not any(_matches(name, one) for name in names)]
+    each = [] if isinstance(targets, str) else targets
+    empty = [target for target in each if not any(_matches(name, [target]) for name in names)]
     if empty or not chosen:
-        which = f"no linear layer fits {', '.join(map(repr, empty)) or targets!r}"
+        which = f"no linear layer fits {', '.join(map(repr, empty)) or repr(targets)}"
         known = ", ".join(dict.fromkeys(name.rpartition(".")[2] for name in names)) or "none"
         hint = " (a string is a pattern for whole names)" if isinstance(targets, str) else ""
         raise ValueError(f"{which}{hint}; there are {known}")
@@ -354,6 +360,8 @@ def save_adapter(
     for name, parts in names.items():
         if strange := [part for part in parts if part not in layers]:
             raise ValueError(f"{name} is one matrix in a file, and {strange[0]} has no adapter")
+        if ".mlp." in name and getattr(getattr(config, "family", None), "experts", None):
+            raise ValueError(f"{name}: in a {config.model_type} peft takes it for the experts'")
         first = layers[parts[0]].lora_A
         if any(layers[part].lora_A is not first for part in parts):
             raise ValueError(
@@ -393,8 +401,7 @@ def _written_targets(model: nn.Module, names: list[str]) -> list[str]:
     """The last parts of the names if they mean these layers and no others, else whole names."""
     short = sorted({name.rpartition(".")[2] for name in names})
     meant = [name for name in linear_layers(model) if _matches(name, short)]
-    sparse = getattr(getattr(model, "config", None), "num_experts", None)  # peft renames in these
-    return short if sorted(meant) == sorted(names) and not sparse else sorted(names)
+    return short if sorted(meant) == sorted(names) else sorted(names)
 
 
 def _check_finite(tensors: Mapping[str, Tensor]) -> None:
