@@ -326,14 +326,17 @@ def check_merged(model: nn.Module, what: str) -> None:
             raise ValueError(f"{what}: {name} has an adapter that is not merged; see merge")
 
 
-PREFIX = "base_model.model."  # before every name in peft's files
+_PREFIX = "base_model.model."  # before every name in peft's files
 
-CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+_CONFIG, _WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 
 # Settings that change no number of an adapter once it is trained.
 _FREE = {"auto_mapping", "base_model_name_or_path", "inference_mode", "peft_version", "revision"}
+
 _FREE |= {"task_type", "megatron_core", "qalora_group_size", "ensure_weight_tying"}
+
 _FREE |= {"fan_in_fan_out"}  # how the base stores its matrix: peft corrects it too
+
 _FREE |= {"exclude_modules", "layers_to_transform", "layers_pattern"}  # the weights tell the layers
 
 
@@ -369,8 +372,8 @@ def save_adapter(
             )
         pieces = [layers[part].lora_B.weight.detach().cpu() for part in parts]
         whole = join_qkv(pieces, config) if len(pieces) > 1 else pieces[0]
-        tensors[f"{PREFIX}{name}.lora_A.weight"] = first.weight.detach().cpu().contiguous()
-        tensors[f"{PREFIX}{name}.lora_B.weight"] = whole.contiguous()
+        tensors[f"{_PREFIX}{name}.lora_A.weight"] = first.weight.detach().cpu().contiguous()
+        tensors[f"{_PREFIX}{name}.lora_B.weight"] = whole.contiguous()
     _check_finite(tensors)
     if any(resolve(folder / name).exists() for name in ("config.json", "model.safetensors")):
         message = f"{folder} holds a model: an adapter beside it would be taken for a part of it"
@@ -390,11 +393,11 @@ def save_adapter(
     }
     size = sum(t.nbytes for t in tensors.values())
     with transaction(folder, remove=["adapter_model.bin"], num_bytes=size) as staging:
-        write_json(staging / CONFIG, content)
+        write_json(staging / _CONFIG, content)
         try:
-            save_file(tensors, staging / WEIGHTS, metadata={"format": "pt"})
+            save_file(tensors, staging / _WEIGHTS, metadata={"format": "pt"})
         except SafetensorError as error:
-            raise OSError(f"{folder / WEIGHTS} could not be written: {error}") from error
+            raise OSError(f"{folder / _WEIGHTS} could not be written: {error}") from error
 
 
 def _written_targets(model: nn.Module, names: list[str]) -> list[str]:
@@ -424,9 +427,9 @@ def load_adapter(model: nn.Module, folder: str | os.PathLike[str]) -> list[str]:
     with suppress(OSError):  # not ours to write, or in use: then read where it lies
         recover(folder)
     settings, targets = _read_settings(folder)
-    if not resolve(folder / WEIGHTS).is_file():
-        raise FileNotFoundError(f"{folder} has no {WEIGHTS}")
-    pairs = _read_pairs(model, dict(tensors_of(folder / WEIGHTS)), folder)
+    if not resolve(folder / _WEIGHTS).is_file():
+        raise FileNotFoundError(f"{folder} has no {_WEIGHTS}")
+    pairs = _read_pairs(model, dict(tensors_of(folder / _WEIGHTS)), folder)
     layers = linear_layers(model)
     for name, (a, b) in pairs.items():
         if not _matches(name, targets):
@@ -457,7 +460,7 @@ def _read_settings(folder: Path) -> tuple[dict[str, Any], str | list[str]]:
     Raises: ValueError that names each setting that we do not compute or that makes no sense;
         FileNotFoundError if there is no config.
     """
-    content, where = read_json(folder / CONFIG), folder / CONFIG
+    content, where = read_json(folder / _CONFIG), folder / _CONFIG
     if (kind := content.pop("peft_type", None)) != "LORA":
         raise ValueError(f"{where}: peft_type is {kind!r}, only 'LORA' is read")
     settings = {
@@ -494,13 +497,13 @@ def _read_pairs(
     embedding = layer_name("model.embed_tokens", config)
     bases = {"lm_head": "lm_head", embedding: "model.embed_tokens"}
     for key in list(tensors):  # beside an adapter of the head peft writes the head itself
-        name = re.sub(r"(\.base_layer)?\.weight$", "", key.removeprefix(PREFIX))
+        name = re.sub(r"(\.base_layer)?\.weight$", "", key.removeprefix(_PREFIX))
         if name in bases:
             ours = model.get_submodule(bases[name]).get_parameter("weight")
             if not torch.equal(tensors[key].to(ours), ours):
                 raise ValueError(f"{folder}: {key} is not the model's: it has another base")
             del tensors[key]
-    pattern = re.compile(re.escape(PREFIX) + r"(.+)\.lora_[AB]\.weight")
+    pattern = re.compile(re.escape(_PREFIX) + r"(.+)\.lora_[AB]\.weight")
     found = {key: pattern.fullmatch(key) for key in tensors}
     if strange := [key for key, match in found.items() if match is None]:
         raise ValueError(f"{folder}: unexpected: {', '.join(sorted(strange)[:5])}")
@@ -508,11 +511,11 @@ def _read_pairs(
     if absent := [name for name in names if name not in known]:
         which = f"{len(absent)} of {len(names)} layers, the first {absent[0]}"
         raise ValueError(f"{folder}: an adapter for linear layers that are not there: {which}")
-    keys = [f"{PREFIX}{name}.lora_{part}.weight" for name in names for part in "AB"]
+    keys = [f"{_PREFIX}{name}.lora_{part}.weight" for name in names for part in "AB"]
     if missing := [key for key in keys if key not in tensors]:
         raise ValueError(f"{folder}: missing: {', '.join(missing[:5])}")
     if not names:
-        raise ValueError(f"{folder / WEIGHTS} holds no adapter")
+        raise ValueError(f"{folder / _WEIGHTS} holds no adapter")
     _check_finite(tensors)
     it = iter(tensors[key] for key in keys)
     return dict(zip(names, zip(it, it, strict=True), strict=True))
