@@ -3,32 +3,46 @@
     OMP_NUM_THREADS=1 python benchmarks/lora_ranks.py
 
 Trains all weights, and LoRA of several ranks on all linear layers but the head, 80 steps of 1,024
-tokens. Each is first run at four rates with seed 0; the rate with the best loss on stories kept for
-that purpose then gets seeds 1 and 2. Writes assets/lora-decks/: the results, the singular values of
-the full change, and the adapter of rank 8, seed 0. Runs that the results hold already are skipped.
+tokens. Each is first run at four or five rates with seed 0; the rate with the best loss on stories
+kept for that purpose then gets seeds 1 and 2. Writes assets/lora-decks/: the results, the singular
+values of the full change, and the adapter of rank 8, seed 0. Runs that the results hold already are
+skipped, so who wants them anew removes the folder first. About 15 minutes of CPU time.
 """
 
 import copy
 import math
 import random
+import re
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from minillm import DocumentBatches, StoryDocuments, StoryLanguage, TrainConfig, Trainer
-from minillm import evaluate, from_pretrained
+from minillm import (
+    DocumentBatches,
+    StoryDocuments,
+    StoryLanguage,
+    TrainConfig,
+    Trainer,
+    evaluate,
+    from_pretrained,
+)
 from minillm.nn.lora import add_lora, linear_layers, save_adapter
 from minillm.stories.curriculum import fewer_cards
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "assets" / "lora-decks"
 RESULTS = FOLDER / "results.safetensors"
-RANKS = [8, 0, 1, 32, 2]  # 0: all weights
-RATES = {0: [1e-4, 3e-4, 1e-3, 3e-3]}  # of LoRA: the next line
-LORA_RATES = [3e-3, 1e-2, 3e-2, 1e-1]
+RATES = {  # by rank; 0: all weights
+    8: [1e-3, 3e-3, 1e-2, 3e-2, 1e-1],
+    0: [1e-4, 3e-4, 1e-3, 3e-3],
+    1: [3e-3, 1e-2, 3e-2, 1e-1],
+    32: [1e-3, 3e-3, 1e-2, 3e-2],
+    2: [3e-3, 1e-2, 3e-2, 1e-1],
+}
 STEPS, CARDS = 80, 4
 
 
@@ -39,7 +53,9 @@ def decks() -> StoryLanguage:
     return StoryLanguage("en", grammar=text)
 
 
-def excess(model: torch.nn.Module, tokenizer: object, language: StoryLanguage, seed: str, n: int):
+def excess(
+    model: torch.nn.Module, tokenizer: Any, language: StoryLanguage, seed: str, n: int
+) -> float:
     """Nats a story above what the language itself needs for these n stories."""
     stories = [language.sample(random.Random(f"{seed}/{i}")) for i in range(n)]
     num_bytes = sum(len(story.text.encode()) for story in stories)
@@ -47,7 +63,10 @@ def excess(model: torch.nn.Module, tokenizer: object, language: StoryLanguage, s
     return (bits * math.log(2) * num_bytes + sum(story.log_prob for story in stories)) / n
 
 
-def train(model: torch.nn.Module, tokenizer, language: StoryLanguage, rate: float, seed: int):
+def train(
+    model: torch.nn.Module, tokenizer: Any, language: StoryLanguage, rate: float, seed: int
+) -> None:
+    """80 steps on stories of the language."""
     stories = StoryDocuments(language, tokenizer.encode_ordinary, seed=f"train {seed}")
     batches = DocumentBatches(stories, 4, 256, end_id=tokenizer.eos_token_id, seed=seed)
     config = TrainConfig(STEPS, max_lr=rate, min_lr=0.0, warmup_steps=8, weight_decay=0.0)
@@ -79,17 +98,19 @@ def main() -> None:
                     )
                     values = torch.linalg.svdvals(change.detach())
                     results[f"singular {key}/{name}"] = values
-            if rank == 8 and seed == 0:
-                torch.save({n: p for n, p in model.named_parameters() if "lora_" in n}, f"/tmp/lo/ad_{rate:g}.pt")
+            first = [v[0] for k, v in results.items() if re.fullmatch(rf"{rank}/[^/]+/0", k)]
+            if rank == 8 and seed == 0 and found[0] <= min(first):
+                save_adapter(model, FOLDER / "adapter", base="assets/stories-en")
             save_file(results, RESULTS)
         return results[key][0].item()
 
     start = [excess(base, tokenizer, few, "test", 96), excess(base, tokenizer, many, "test", 48)]
     results["start"] = torch.tensor(start)
     print("start", start, flush=True)
-    for rank in RANKS:
-        rates = RATES.get(rank, LORA_RATES)
-        best = min(rates, key=lambda rate: run(rank, rate, 0))
+    for rank, rates in RATES.items():
+        best = rates[0]
+        for rate in rates[1:]:
+            best = rate if run(rank, rate, 0) < run(rank, best, 0) else best
         for seed in (1, 2):
             run(rank, best, seed)
 
