@@ -61,7 +61,7 @@ def _adapted_product(answer: Callable[..., Any]) -> str | None:
 def _adapter_size(answer: Callable[[ModelConfig, int], Any]) -> str | None:
     sizes: dict[str, Any] = {"vocab_size": 91, "hidden_size": 24, "num_hidden_layers": 3}
     sizes |= {"num_attention_heads": 4, "intermediate_size": 40}
-    shipped = {"vocab_size": 1456, "hidden_size": 224, "intermediate_size": 608}
+    shipped: dict[str, Any] = {"vocab_size": 1456, "hidden_size": 224, "intermediate_size": 608}
     shipped |= {"num_attention_heads": 7, "num_hidden_layers": 3, "num_key_value_heads": 7}
     cases = [
         (ModelConfig(**shipped), 8),

@@ -158,8 +158,9 @@ def linear_layers(model: nn.Module) -> dict[str, list[str]]:
 
 def lora_layers(model: nn.Module) -> dict[str, LoRALinear]:
     """The layers with adapters, by our names."""
-    found: dict[str, Any] = dict(model.named_modules())  # a notebook has a LoRALinear of its own
-    return {n: m for n, m in found.items() if isinstance(m, nn.Linear) and hasattr(m, "lora_A")}
+    found: dict[str, Any] = {n: m for n, m in model.named_modules() if isinstance(m, nn.Linear)}
+    # a notebook's own LoRALinear counts too
+    return {name: module for name, module in found.items() if hasattr(module, "lora_A")}
 
 
 def _matches(name: str, targets: str | Sequence[str]) -> bool:
