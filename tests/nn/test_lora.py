@@ -3,8 +3,10 @@
 import copy
 import json
 import math
+import random
 import re
 import warnings
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -36,7 +38,10 @@ from minillm.nn.lora import (
     unmerge,
 )
 from minillm.pretrained.load import from_pretrained, save_pretrained
+from minillm.stories.curriculum import fewer_cards
+from minillm.stories.language import StoryLanguage
 from minillm.training.data import WindowBatches
+from minillm.training.evaluation import evaluate
 from minillm.training.trainer import TrainConfig, Trainer
 
 with warnings.catch_warnings():
@@ -417,6 +422,38 @@ def test_any_module_of_linear_layers_will_do(tmp_path):
     save_adapter(model, tmp_path)
     other = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3))
     assert load_adapter(other, tmp_path) == ["0", "2"]
+
+
+def test_a_layer_that_a_notebook_defined_itself_is_found_too():
+    """There the class is another one than the package's, with the same code."""
+
+    class Own(nn.Linear):
+        merged = False
+
+    model = small("qwen3")
+    attention = model.model.layers[1].self_attn
+    attention.o_proj = Own(attention.o_proj.in_features, attention.o_proj.out_features, bias=False)
+    attention.o_proj.lora_A = nn.Linear(2, 2)
+    with pytest.raises(ValueError, match=r"layers.1.self_attn.o_proj has an adapter that is not"):
+        model.packed()
+
+
+@torch.no_grad()
+def test_the_shipped_adapter_knows_the_four_cards():
+    """And peft's file format is all that it needs: the figures are those of the results."""
+    root = Path(__file__).parents[2]
+    base, tokenizer = from_pretrained(root / "assets/stories-en", dtype=torch.float32)
+    assert len(load_adapter(base, root / "assets/lora-decks/adapter")) == 21
+    grammar = (root / "minillm/stories/grammars/en.txt").read_text(encoding="utf-8")
+    few = StoryLanguage("en", grammar=fewer_cards(grammar, 4, random.Random("14_lora")))
+    stories = [few.sample(random.Random(f"other/{i}")) for i in range(12)]
+    size = sum(len(story.text.encode()) for story in stories)
+    nats = evaluate(base, [story.text for story in stories], tokenizer) * math.log(2) * size
+    above = (nats + sum(story.log_prob for story in stories)) / 12
+    assert 0 < above < 2
+    with lora_disabled(base):
+        off = evaluate(base, [story.text for story in stories], tokenizer) * math.log(2) * size
+    assert (off - nats) / 12 > 5
 
 
 # ---- bad input ----
