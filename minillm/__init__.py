@@ -17,6 +17,7 @@ _PUBLIC = {
     "nn.multihead": ["MultiHeadAttention"],
     "nn.mla": ["MultiHeadLatentAttention"],
     "nn.moe": ["Experts", "SparseMoeBlock", "TopKRouter", "load_balancing_loss", "update_bias"],
+    "nn.lora": ["LoRALinear", "add_lora", "load_adapter", "merge", "save_adapter", "unmerge"],
     "nn.rope": ["RotaryEmbedding"],
     "nn.rope_scaling": ["rope_frequencies"],
     "nn.layers": ["ACTIVATIONS", "GatedMLP", "LayerNorm", "MLP", "RMSNorm"],

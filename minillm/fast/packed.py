@@ -253,7 +253,8 @@ class PackedLM(CausalLM):
     Steps of one token use it, and prompts where oneDNN is of use. The
     embedding is the model's own. Who trains the model further packs it anew.
 
-    Raises: ValueError for a family whose layers are built otherwise.
+    Raises: ValueError for a family whose layers are built otherwise, and for adapters that are not
+        merged (`minillm.nn.lora`).
     """
 
     eps: Tensor  # of the norms, times the square root that the matrices have taken in
@@ -265,6 +266,9 @@ class PackedLM(CausalLM):
         if c.model_type not in PACKABLE or c.hidden_act != "silu" or c.rope_interleave:
             given = f"{c.model_type} with {c.hidden_act}, rope_interleave={c.rope_interleave}"
             raise ValueError(f"{given} cannot be packed; {', '.join(PACKABLE)} with silu can")
+        from minillm.nn.lora import check_merged
+
+        check_merged(model, "a PackedLM copies matrices")
         self.model, self.lm_head = model.model, model.lm_head
         self.packed_layers = nn.ModuleList(PackedLayer(layer) for layer in model.model.layers)
         self.head = PackedMatrix(

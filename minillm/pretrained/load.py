@@ -206,13 +206,17 @@ def save_pretrained(
     `minillm.utils.transaction`): if the save is interrupted at whatever moment, `from_pretrained`
     finds the older model or the new one, and never parts of both. The older one's weights and
     `generation_config.json` go, and its tokenizer if a new one is given; other files stay.
-    Of a `PackedLM` the model is saved that it was made from.
-    Raises: ValueError, before anything is written, for a model that its family's files cannot hold;
+    Of a `PackedLM` the model is saved that it was made from; adapters (`minillm.nn.lora`) must be
+    merged.
+    Raises: ValueError, before anything is written, for a model that its family's files cannot hold,
+        for adapters that are not merged, and for a folder that holds an adapter;
         OSError if the disk is too small, before anything is written where that can be known.
     """
     folder = Path(folder)
     model = getattr(model, "_orig_mod", model)  # of a compiled model, itself
     check_savable(model.config)
+    if resolve(folder / "adapter_config.json").exists():
+        raise ValueError(f"{folder} holds an adapter, which readers would put onto this model")
     state = {k: v.detach().cpu() for k, v in _state_of(model).items()}
     tensors = write_weights(state, model.config)
     shards = _shards(tensors, max_shard_bytes)
@@ -272,7 +276,10 @@ def _state_of(model: CausalLM) -> dict[str, Tensor]:
 
     Raises: ValueError if the model has others: loaded again, it would be another model.
     """
-    state = model.state_dict()
+    from minillm.nn.lora import check_merged
+
+    check_merged(model, "only whole models can be saved so")
+    state = {k: v for k, v in model.state_dict().items() if ".lora_" not in k}
     if type(model) is not CausalLM:
         from minillm.fast.packed import PackedLM
 
@@ -368,7 +375,7 @@ def _read_tensors(folder: Path) -> dict[str, Tensor]:
     tensors: dict[str, Tensor] = {}
     held: dict[str, str] = {}
     for name in files:
-        for key, tensor in _tensors_of(folder / name):
+        for key, tensor in tensors_of(folder / name):
             if key in held:
                 raise ValueError(f"{folder} holds {key} twice, in {held[key]} and in {name}")
             tensors[key], held[key] = tensor, name
@@ -387,7 +394,8 @@ def _is_shard(name: Any) -> bool:
     return isinstance(name, str) and Path(name).name == name and name.endswith(".safetensors")
 
 
-def _tensors_of(path: Path) -> Iterator[tuple[str, Tensor]]:
+def tensors_of(path: Path) -> Iterator[tuple[str, Tensor]]:
+    """Names and tensors of a safetensors file. Raises: ValueError if it is none or not there."""
     found = resolve(path)
     if not found.is_file():
         raise ValueError(f"{path.parent} lacks {path.name}, which its index names")

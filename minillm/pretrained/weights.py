@@ -13,7 +13,7 @@ from torch import Tensor
 
 from minillm.config import ModelConfig
 
-__all__ = ["read_weights", "write_weights"]
+__all__ = ["join_qkv", "layer_name", "read_weights", "split_qkv", "write_weights"]
 
 # Names of weights, ours -> theirs; the other families use ours.
 _NAMES = {
@@ -68,6 +68,18 @@ def _rename(name: str, pairs: list[tuple[str, str]]) -> str:
     return name
 
 
+def layer_name(name: str, config: ModelConfig | None) -> str:
+    """A layer's name in its family's checkpoints; without a config, the name itself.
+
+    In GPT-2 and Falcon q_proj, k_proj and v_proj are one layer.
+    """
+    if config is None:
+        return name
+    if config.model_type in ("gpt2", "falcon"):
+        name = re.sub(r"\.self_attn\.[qkv]_proj$", ".self_attn.qkv", name)
+    return _rename(f"{name}.", _names(config)).removesuffix(".")
+
+
 def read_weights(tensors: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
     """Tensors of a checkpoint under our names: renamed, turned, split; what no logit needs is out.
 
@@ -85,7 +97,7 @@ def read_weights(tensors: Mapping[str, Tensor], config: ModelConfig) -> dict[str
         if ".shared_experts." in name and not tensor.numel() and not config.n_shared_experts:
             continue  # transformers makes an empty block of them
         if ".self_attn.qkv." in name:
-            for part, piece in zip("qkv", _split_qkv(tensor, config), strict=True):
+            for part, piece in zip("qkv", split_qkv(tensor, config), strict=True):
                 found[name.replace("qkv", f"{part}_proj")] = piece
         else:
             found[name] = tensor
@@ -110,7 +122,7 @@ def write_weights(state: Mapping[str, Tensor], config: ModelConfig) -> dict[str,
         if part and config.model_type in ("gpt2", "falcon"):
             if part[1] == "q":
                 parts = [state[name.replace("q_proj", f"{p}_proj")] for p in "qkv"]
-                fused[name.replace("q_proj", "qkv")] = _join_qkv(parts, config)
+                fused[name.replace("q_proj", "qkv")] = join_qkv(parts, config)
             continue
         fused[name] = tensor
     pairs, out = _names(config), {}
@@ -179,8 +191,12 @@ def _groups(config: ModelConfig) -> tuple[int, int]:
     return groups, config.num_attention_heads // groups
 
 
-def _split_qkv(fused: Tensor, config: ModelConfig) -> list[Tensor]:
-    """Shape: ((H + 2 G) D, ...) -> q (H D, ...), k and v (G D, ...)."""
+def split_qkv(fused: Tensor, config: ModelConfig) -> list[Tensor]:
+    """The rows of queries, of keys and of values of GPT-2's and Falcon's fused matrices.
+
+    Shape: ((H + 2 G) D, ...) -> q (H D, ...), k and v (G D, ...).
+    Raises: ValueError for another number of rows.
+    """
     groups, queries = _groups(config)
     keys = queries if config.model_type == "gpt2" else 1
     head_dim = config.head_dim or config.hidden_size // config.num_attention_heads
@@ -192,6 +208,7 @@ def _split_qkv(fused: Tensor, config: ModelConfig) -> list[Tensor]:
     return [piece.flatten(0, 1) for piece in pieces]
 
 
-def _join_qkv(parts: list[Tensor], config: ModelConfig) -> Tensor:
+def join_qkv(parts: list[Tensor], config: ModelConfig) -> Tensor:
+    """The inverse of `split_qkv`."""
     groups, _ = _groups(config)
     return torch.cat([p.unflatten(0, (groups, -1)) for p in parts], dim=1).flatten(0, 1)

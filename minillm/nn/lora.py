@@ -1,0 +1,576 @@
+"""LoRA: a change of low rank beside each matrix; the matrices themselves stay as they are.
+
+Explained in notebooks/beyond/14_lora.ipynb. Adapters are stored as the library peft stores them.
+"""
+
+# Built from notebooks/beyond/14_lora.ipynb: edit there, then make build.
+
+import math
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from statistics import NormalDist
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from minillm.pretrained.load import tensors_of
+from minillm.pretrained.weights import join_qkv, layer_name, split_qkv
+from minillm.utils import read_json, recover, resolve, transaction, write_json
+
+__all__ = [
+    "NF4_LEVELS",
+    "LoRALinear",
+    "add_lora",
+    "check_merged",
+    "linear_layers",
+    "load_adapter",
+    "lora_disabled",
+    "lora_layers",
+    "merge",
+    "nf4_dequantize",
+    "nf4_quantize",
+    "remove_lora",
+    "save_adapter",
+    "unmerge",
+]
+
+
+class LoRALinear(nn.Linear):
+    """A linear layer with an adapter: y = W x + b + s B A x, where only A and B are trained.
+
+    `weight` and `bias` are those of `base`, not copies. s is alpha / rank, or alpha / sqrt(rank)
+    with `use_rslora`. A is drawn, B begins as zeros: at first the layer computes what `base` does.
+    The adapter is float32 beside weights of 16 bits. `lora_A` may be another layer's, to share it.
+
+    Shape: x (..., in) -> (..., out); A (rank, in), B (out, rank).
+    Raises: ValueError for a rank below 1 or above the smaller side of W, an alpha that is no finite
+        number, a dropout outside 0 to 1.
+    Source: Hu et al. 2021, section 4.1; Kalajdzievski 2023 for alpha / sqrt(rank).
+    """
+
+    unmerged_weight: Tensor  # W, while `weight` holds W + s B A
+
+    def __init__(
+        self,
+        base: nn.Linear,
+        rank: int,
+        alpha: float,
+        *,
+        use_rslora: bool = False,
+        dropout: float = 0.0,
+        generator: torch.Generator | None = None,
+        lora_A: nn.Linear | None = None,
+    ) -> None:
+        _check_adapter("a linear layer", base, rank, alpha, dropout)
+        nn.Module.__init__(self)
+        self.in_features, self.out_features = base.in_features, base.out_features
+        self.weight, self.bias = base.weight, base.bias
+        self.rank, self.alpha, self.use_rslora = rank, alpha, use_rslora
+        self.scale = alpha / (math.sqrt(rank) if use_rslora else rank)
+        self.merged, self.enabled, self.tied = False, True, False
+        self.dropout = nn.Dropout(dropout)
+        dtype = torch.promote_types(base.weight.dtype, torch.float32)
+        options: dict[str, Any] = {"bias": False, "device": base.weight.device, "dtype": dtype}
+        self.lora_A = lora_A or nn.utils.skip_init(nn.Linear, self.in_features, rank, **options)
+        self.lora_B = nn.utils.skip_init(nn.Linear, rank, self.out_features, **options)
+        with torch.no_grad():
+            if lora_A is None:
+                bound = self.in_features**-0.5
+                drawn = torch.empty(rank, self.in_features)
+                self.lora_A.weight.copy_(drawn.uniform_(-bound, bound, generator=generator))
+            self.lora_B.weight.zero_()
+        self.train(base.training)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.linear(x, self.weight, self.bias)
+        if self.merged or not self.enabled:
+            return y
+        low = self.lora_A(self.dropout(x).to(self.lora_A.weight.dtype))  # (..., rank)
+        return (y + self.lora_B(low * self.scale)).to(y.dtype)
+
+    def change(self) -> Tensor:
+        """What the adapter adds to the matrix: s B A. Shape: -> (out, in)."""
+        return self.lora_B.weight @ self.lora_A.weight * self.scale
+
+    def matrix(self) -> Tensor:
+        """The matrix that x is multiplied with, the adapter (but not its dropout) included."""
+        if self.merged or not self.enabled:
+            return self.weight
+        return (self.weight + self.change()).to(self.weight.dtype)
+
+    @torch.no_grad()
+    def merge(self) -> None:
+        """Put W + s B A in the place of W, which is kept. Raises: ValueError if it is merged."""
+        if self.merged:
+            raise ValueError("this layer is merged already: its change would be added twice")
+        merged = (self.weight + self.change()).to(self.weight.dtype)
+        self.register_buffer("unmerged_weight", self.weight.detach(), persistent=False)
+        self.weight = nn.Parameter(merged, requires_grad=self.weight.requires_grad)
+        self.merged = True
+
+    def unmerge(self) -> None:
+        """Put W back, bit for bit. Raises: ValueError if it is not merged."""
+        if not self.merged:
+            raise ValueError("this layer is not merged: there is nothing to take back")
+        self.weight = nn.Parameter(self.unmerged_weight, requires_grad=self.weight.requires_grad)
+        del self.unmerged_weight
+        self.merged = False
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, rank={self.rank}, alpha={self.alpha}"
+
+
+def _check_adapter(name: str, layer: nn.Module, rank: Any, alpha: Any, dropout: Any) -> None:
+    """Raises: ValueError if the layer can have no such adapter."""
+    if isinstance(layer, LoRALinear):
+        raise ValueError(f"{name} has an adapter already")
+    if not isinstance(layer, nn.Linear):
+        raise ValueError(f"{name} is a {type(layer).__name__}, not a linear layer")
+    shape = (layer.out_features, layer.in_features)
+    if isinstance(rank, bool) or not isinstance(rank, int) or not 1 <= rank <= min(shape):
+        raise ValueError(f"rank {rank!r} for {name}, a matrix {shape}: from 1 to {min(shape)}")
+    if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not math.isfinite(alpha):
+        raise ValueError(f"alpha must be a finite number, not {alpha!r}")
+    if isinstance(dropout, bool) or not isinstance(dropout, int | float) or not 0 <= dropout < 1:
+        raise ValueError(f"dropout must be a number from 0, below 1, not {dropout!r}")
+
+
+def linear_layers(model: nn.Module) -> dict[str, list[str]]:
+    """The linear layers by their names in the family's checkpoints, and what we call them.
+
+    Both are the same but for GPT-2 and Falcon, whose one matrix for queries, keys and values is
+    three of ours.
+    """
+    found: dict[str, list[str]] = {}
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Linear) and not name.endswith((".lora_A", ".lora_B")):
+            found.setdefault(layer_name(name, getattr(model, "config", None)), []).append(name)
+    return found
+
+
+def lora_layers(model: nn.Module) -> dict[str, LoRALinear]:
+    """The layers with adapters, by our names."""
+    found: dict[str, Any] = {n: m for n, m in model.named_modules() if isinstance(m, nn.Linear)}
+    # a notebook's own LoRALinear counts too
+    return {name: module for name, module in found.items() if hasattr(module, "lora_A")}
+
+
+def _matches(name: str, targets: str | Sequence[str]) -> bool:
+    """Whether targets, in one of peft's three ways to write them, mean the layer of that name."""
+    if targets == "all-linear":
+        return name != "lm_head"
+    if isinstance(targets, str):
+        return re.fullmatch(targets, name) is not None
+    return any(name == target or name.endswith(f".{target}") for target in targets)
+
+
+def _choose(model: nn.Module, targets: str | Sequence[str]) -> list[str]:
+    """The names of the layers that targets mean. Raises: ValueError for a target without one."""
+    names = list(linear_layers(model))
+    chosen = [name for name in names if _matches(name, targets)]
+    each = [] if isinstance(targets, str) else targets
+    empty = [target for target in each if not any(_matches(name, [target]) for name in names)]
+    if empty or not chosen:
+        which = f"no linear layer fits {', '.join(map(repr, empty)) or repr(targets)}"
+        known = ", ".join(dict.fromkeys(name.rpartition(".")[2] for name in names)) or "none"
+        hint = " (a string is a pattern for whole names)" if isinstance(targets, str) else ""
+        raise ValueError(f"{which}{hint}; there are {known}")
+    return chosen
+
+
+def add_lora(
+    model: nn.Module,
+    rank: int,
+    alpha: float,
+    targets: str | Sequence[str] = "all-linear",
+    *,
+    use_rslora: bool = False,
+    dropout: float = 0.0,
+    seed: int = 0,
+) -> list[str]:
+    """Give the target layers adapters and freeze everything else; returns the layers' names.
+
+    `targets` are as in peft: the last parts of the names that the layers have in Hugging Face's
+    checkpoints, or whole names; a pattern that fits whole names; or "all-linear": all but the head.
+
+    Raises: ValueError, before anything is changed, for a target that fits no linear layer, a model
+        that has adapters, a rank that a layer cannot have (see `LoRALinear`).
+    """
+    chosen = _choose(model, targets)
+    settings = {"rank": rank, "alpha": alpha, "use_rslora": use_rslora, "dropout": dropout}
+    _insert(model, chosen, settings, seed)
+    return chosen
+
+
+def _insert(model: nn.Module, chosen: list[str], settings: Mapping[str, Any], seed: int) -> None:
+    """Put `LoRALinear` in the place of the chosen layers. Raises: ValueError before any is."""
+    if first := next(iter(lora_layers(model)), None):
+        raise ValueError(f"{first} has an adapter already: merge and remove_lora, or remove_lora")
+    if hasattr(model, "packed_layers"):
+        raise ValueError("a PackedLM only generates: adapters go to the model it was made from")
+    layers = linear_layers(model)
+    values = [settings[key] for key in ("rank", "alpha", "dropout")]
+    for name in chosen:
+        for ours in layers[name]:
+            _check_adapter(name, model.get_submodule(ours), *values)
+    generator = torch.Generator().manual_seed(seed)
+    model.requires_grad_(False)
+    for name in chosen:
+        shared: nn.Linear | None = None  # one A for the parts of a fused matrix
+        for ours in layers[name]:
+            base: Any = model.get_submodule(ours)
+            layer = LoRALinear(base, **settings, generator=generator, lora_A=shared)
+            shared = layer.lora_A
+            parent, _, last = ours.rpartition(".")
+            setattr(model.get_submodule(parent), last, layer)
+
+
+@contextmanager
+def lora_disabled(model: nn.Module) -> Iterator[None]:
+    """Within this block the model computes as if it had no adapters.
+
+    Raises: ValueError if there are none, or if they are merged.
+    """
+    layers = _layers_of(model)
+    if merged := next((name for name, layer in layers.items() if layer.merged), None):
+        raise ValueError(f"{merged} is merged: unmerge the model, then switch its adapters off")
+    before = {layer: layer.enabled for layer in layers.values()}
+    try:
+        for layer in before:
+            layer.enabled = False
+        yield
+    finally:
+        for layer, enabled in before.items():
+            layer.enabled = enabled
+
+
+def _layers_of(model: nn.Module) -> dict[str, LoRALinear]:
+    """Raises: ValueError if the model has no adapters."""
+    if not (layers := lora_layers(model)):
+        raise ValueError(f"a {type(model).__name__} without adapters: see add_lora, load_adapter")
+    return layers
+
+
+def merge(model: nn.Module) -> None:
+    """Add each adapter's change to its matrix, so that the model costs no more than without.
+
+    The matrices are kept for `unmerge`: as much memory again as the adapted layers take, until
+    `remove_lora`. A head that is tied to the embedding becomes a matrix of its own, for its change
+    is none of the embedding's; the config then says so.
+
+    Raises: ValueError, before anything is changed, if there are no adapters, one is merged, or one
+        would make a matrix NaN or infinite.
+    """
+    layers = _layers_of(model)
+    for name, layer in layers.items():
+        if layer.merged:
+            raise ValueError(f"{name} is merged already: its change would be added twice")
+        if not layer.change().isfinite().all():
+            raise ValueError(f"the adapter of {name} is NaN or infinite")
+    for layer in layers.values():
+        layer.merge()
+    head, config = layers.get("lm_head"), getattr(model, "config", None)
+    if head is not None and getattr(config, "tie_word_embeddings", False):
+        head.tied = True
+        _set_tied(model, False)
+
+
+def unmerge(model: nn.Module) -> None:
+    """Take `merge` back, bit for bit.
+
+    Raises: ValueError, before anything is changed, if there are no adapters or one is not merged.
+    """
+    layers = _layers_of(model)
+    if name := next((name for name, layer in layers.items() if not layer.merged), None):
+        raise ValueError(f"{name} is not merged: there is nothing to take back")
+    for layer in layers.values():
+        layer.unmerge()
+    head = layers.get("lm_head")
+    if head is not None and head.tied:
+        head.tied = False
+        _set_tied(model, True)
+
+
+def _set_tied(model: Any, tied: bool) -> None:
+    """Let the config say whether the head is the embedding, and the weights be so."""
+    model.config = model.model.config = replace(model.config, tie_word_embeddings=tied)
+    model.tie_weights()
+
+
+def remove_lora(model: nn.Module) -> None:
+    """Take the adapters off: what was merged stays in the matrices, what was not is gone.
+
+    All weights can be trained again. Raises: ValueError if there are no adapters.
+    """
+    for name, layer in _layers_of(model).items():
+        base = nn.utils.skip_init(
+            nn.Linear, layer.in_features, layer.out_features, bias=False, device="meta"
+        )
+        base.weight, base.bias = layer.weight, layer.bias
+        base.train(layer.training)
+        parent, _, last = name.rpartition(".")
+        setattr(model.get_submodule(parent), last, base)
+    model.requires_grad_(True)
+
+
+def check_merged(model: nn.Module, what: str) -> None:
+    """Raises: ValueError if the model has an adapter that is not merged."""
+    for name, layer in lora_layers(model).items():
+        if not layer.merged:
+            raise ValueError(f"{what}: {name} has an adapter that is not merged; see merge")
+
+
+_PREFIX = "base_model.model."  # before every name in peft's files
+
+_CONFIG, _WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+
+# Settings that change no number of an adapter once it is trained.
+_FREE = {"auto_mapping", "base_model_name_or_path", "inference_mode", "peft_version", "revision"}
+
+_FREE |= {"task_type", "megatron_core", "qalora_group_size", "ensure_weight_tying"}
+
+_FREE |= {"fan_in_fan_out"}  # how the base stores its matrix: peft corrects it too
+
+_FREE |= {"exclude_modules", "layers_to_transform", "layers_pattern"}  # the weights tell the layers
+
+
+def save_adapter(
+    model: nn.Module, folder: str | os.PathLike[str], *, base: str | None = None
+) -> None:
+    """Write the adapters, and nothing else of the model, as peft does; peft and we can read them.
+
+    `base` is the folder or the repository of the model that they belong to, for peft to find. Saved
+    over an older adapter, the new one takes its place as a whole (`minillm.utils.transaction`).
+
+    Raises: ValueError, before anything is written, if there are no adapters, if peft's files cannot
+        hold them, if one is NaN or infinite, or if the folder holds a model.
+    """
+    folder, layers = Path(folder), _layers_of(model)
+    config: Any = getattr(model, "config", None)
+    keys = ("rank", "alpha", "use_rslora")
+    settings = {(*(getattr(m, key) for key in keys), m.dropout.p) for m in layers.values()}
+    if len(settings) > 1:
+        raise ValueError(f"one adapter, one (rank, alpha, use_rslora, dropout): {settings}")
+    rank, alpha, use_rslora, dropout = settings.pop()
+    tensors: dict[str, Tensor] = {}
+    names = {n: parts for n, parts in linear_layers(model).items() if parts[0] in layers}
+    for name, parts in names.items():
+        if strange := [part for part in parts if part not in layers]:
+            raise ValueError(f"{name} is one matrix in a file, and {strange[0]} has no adapter")
+        if ".mlp." in name and getattr(getattr(config, "family", None), "experts", None):
+            raise ValueError(f"{name}: in a {config.model_type} peft takes it for the experts'")
+        first = layers[parts[0]].lora_A
+        if any(layers[part].lora_A is not first for part in parts):
+            raise ValueError(
+                f"{name} is one matrix in a file: {', '.join(parts)} must share lora_A"
+            )
+        pieces = [layers[part].lora_B.weight.detach().cpu() for part in parts]
+        whole = join_qkv(pieces, config) if len(pieces) > 1 else pieces[0]
+        tensors[f"{_PREFIX}{name}.lora_A.weight"] = first.weight.detach().cpu().contiguous()
+        tensors[f"{_PREFIX}{name}.lora_B.weight"] = whole.contiguous()
+    _check_finite(tensors)
+    if any(resolve(folder / name).exists() for name in ("config.json", "model.safetensors")):
+        message = f"{folder} holds a model: an adapter beside it would be taken for a part of it"
+        raise ValueError(message)
+    content = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": base,
+        "r": rank,
+        "lora_alpha": alpha,
+        "lora_dropout": dropout,
+        "use_rslora": use_rslora,
+        "target_modules": _written_targets(model, list(names)),
+        "fan_in_fan_out": getattr(config, "model_type", None) == "gpt2",
+        "bias": "none",
+        "inference_mode": True,
+    }
+    size = sum(t.nbytes for t in tensors.values())
+    with transaction(folder, remove=["adapter_model.bin"], num_bytes=size) as staging:
+        write_json(staging / _CONFIG, content)
+        try:
+            save_file(tensors, staging / _WEIGHTS, metadata={"format": "pt"})
+        except SafetensorError as error:
+            raise OSError(f"{folder / _WEIGHTS} could not be written: {error}") from error
+
+
+def _written_targets(model: nn.Module, names: list[str]) -> list[str]:
+    """The last parts of the names if they mean these layers and no others, else whole names."""
+    short = sorted({name.rpartition(".")[2] for name in names})
+    meant = [name for name in linear_layers(model) if _matches(name, short)]
+    return short if sorted(meant) == sorted(names) else sorted(names)
+
+
+def _check_finite(tensors: Mapping[str, Tensor]) -> None:
+    """Raises: ValueError that names what is NaN or infinite."""
+    if bad := [name for name, tensor in tensors.items() if not tensor.isfinite().all()]:
+        raise ValueError(f"NaN or infinite: {', '.join(bad[:5])}")
+
+
+def load_adapter(model: nn.Module, folder: str | os.PathLike[str]) -> list[str]:
+    """Put the adapter of a folder onto its base model, as `add_lora` does; returns the layers.
+
+    Reads what `save_adapter` and peft write. The model must be the one that the adapter was trained
+    on: shapes are compared, and numbers cannot be.
+
+    Raises: ValueError, before anything is changed, for a setting that we do not compute, a layer
+        that is not there or has another shape, weights that are missing, unexpected or NaN, a model
+        that has adapters; FileNotFoundError if the folder holds no adapter.
+    """
+    folder = Path(folder)
+    with suppress(OSError):  # not ours to write, or in use: then read where it lies
+        recover(folder)
+    settings, targets = _read_settings(folder)
+    if not resolve(folder / _WEIGHTS).is_file():
+        raise FileNotFoundError(f"{folder} has no {_WEIGHTS}")
+    pairs = _read_pairs(model, dict(tensors_of(folder / _WEIGHTS)), folder)
+    layers = linear_layers(model)
+    for name, (a, b) in pairs.items():
+        if not _matches(name, targets):
+            raise ValueError(f"{folder}: weights of {name}, which its target_modules do not name")
+        modules = [model.get_submodule(part) for part in layers[name]]
+        for module in modules:
+            values = (settings["rank"], settings["alpha"], settings["dropout"])
+            _check_adapter(name, module, *values)
+        rows = sum(module.out_features for module in modules)  # type: ignore[misc]
+        wanted = ((settings["rank"], modules[0].in_features), (rows, settings["rank"]))
+        if (found := (tuple(a.shape), tuple(b.shape))) != wanted:
+            raise ValueError(f"{folder}: A and B of {name} are {found}, not {wanted}")
+    _insert(model, list(pairs), settings, seed=0)
+    with torch.no_grad():
+        for name, (a, b) in pairs.items():
+            found_layers: list[Any] = [model.get_submodule(part) for part in layers[name]]
+            config: Any = getattr(model, "config", None)
+            pieces = split_qkv(b, config) if len(found_layers) > 1 else [b]
+            for layer, piece in zip(found_layers, pieces, strict=True):
+                layer.lora_A.weight.copy_(a)
+                layer.lora_B.weight.copy_(piece)
+    return list(pairs)
+
+
+def _read_settings(folder: Path) -> tuple[dict[str, Any], str | list[str]]:
+    """Rank, alpha and the like, and the targets, of an adapter's config.
+
+    Raises: ValueError that names each setting that we do not compute or that makes no sense;
+        FileNotFoundError if there is no config.
+    """
+    content, where = read_json(folder / _CONFIG), folder / _CONFIG
+    if (kind := content.pop("peft_type", None)) != "LORA":
+        raise ValueError(f"{where}: peft_type is {kind!r}, only 'LORA' is read")
+    settings = {
+        "rank": content.pop("r", 8),  # what is not there has peft's default
+        "alpha": content.pop("lora_alpha", 8),
+        "use_rslora": content.pop("use_rslora", None) or False,
+        "dropout": content.pop("lora_dropout", 0.0),
+    }
+    targets = content.pop("target_modules", None)
+    named = isinstance(targets, list) and all(isinstance(target, str) for target in targets)
+    if not targets or not (named or isinstance(targets, str)):
+        raise ValueError(f"{where}: target_modules must be names or a pattern, not {targets!r}")
+    if not isinstance(settings["use_rslora"], bool):
+        raise ValueError(f"{where}: use_rslora is {settings['use_rslora']!r}")
+    bias, init = content.pop("bias", "none"), content.pop("init_lora_weights", True)
+    refused = [f"{k}={v!r}" for k, v in content.items() if v and k not in _FREE]
+    if bias not in ("none", None):
+        refused.append(f"bias={bias!r}")
+    if init not in (True, False, None, "gaussian", "orthogonal"):  # others change the base, too
+        refused.append(f"init_lora_weights={init!r}")
+    if refused:
+        raise ValueError(f"{where}: we do not compute {', '.join(sorted(refused))}")
+    return settings, targets
+
+
+def _read_pairs(
+    model: nn.Module, tensors: dict[str, Tensor], folder: Path
+) -> dict[str, tuple[Tensor, Tensor]]:
+    """A and B of each layer.
+
+    Raises: ValueError for weights that are missing, unexpected, NaN or another base's.
+    """
+    known, config = linear_layers(model), getattr(model, "config", None)
+    embedding = layer_name("model.embed_tokens", config)
+    bases = {"lm_head": "lm_head", embedding: "model.embed_tokens"}
+    for key in list(tensors):  # beside an adapter of the head peft writes the head itself
+        name = re.sub(r"(\.base_layer)?\.weight$", "", key.removeprefix(_PREFIX))
+        if name in bases:
+            ours = model.get_submodule(bases[name]).get_parameter("weight")
+            if not torch.equal(tensors[key].to(ours), ours):
+                raise ValueError(f"{folder}: {key} is not the model's: it has another base")
+            del tensors[key]
+    pattern = re.compile(re.escape(_PREFIX) + r"(.+)\.lora_[AB]\.weight")
+    found = {key: pattern.fullmatch(key) for key in tensors}
+    if strange := [key for key, match in found.items() if match is None]:
+        raise ValueError(f"{folder}: unexpected: {', '.join(sorted(strange)[:5])}")
+    names = sorted({match[1] for match in found.values() if match})
+    if absent := [name for name in names if name not in known]:
+        which = f"{len(absent)} of {len(names)} layers, the first {absent[0]}"
+        raise ValueError(f"{folder}: an adapter for linear layers that are not there: {which}")
+    keys = [f"{_PREFIX}{name}.lora_{part}.weight" for name in names for part in "AB"]
+    if missing := [key for key in keys if key not in tensors]:
+        raise ValueError(f"{folder}: missing: {', '.join(missing[:5])}")
+    if not names:
+        raise ValueError(f"{folder / _WEIGHTS} holds no adapter")
+    _check_finite(tensors)
+    it = iter(tensors[key] for key in keys)
+    return dict(zip(names, zip(it, it, strict=True), strict=True))
+
+
+def _nf4_levels() -> list[float]:
+    """0 and quantiles of the normal distribution, 8 above it and 7 below, from -1 to 1."""
+    quantile, end = NormalDist().inv_cdf, 1 - (1 / 30 + 1 / 32) / 2
+    up = [quantile(end + (0.5 - end) * i / 8) for i in range(8)]
+    down = [-quantile(end + (0.5 - end) * i / 7) for i in range(7)]
+    return sorted(level / up[0] for level in [*up, 0.0, *down])
+
+
+NF4_LEVELS = torch.tensor(_nf4_levels(), dtype=torch.float32)  # (16,)
+
+
+def nf4_quantize(weight: Tensor, block_size: int = 64) -> tuple[Tensor, Tensor]:
+    """Numbers as 4-bit codes, two a byte, and the largest magnitude of each block of them.
+
+    A number is divided by its block's magnitude and becomes the nearest of 16 levels. The first of
+    two codes is in a byte's upper half, as in bitsandbytes.
+
+    Shape: n numbers -> (ceil(n / 2),) uint8, (ceil(n / block_size),) float32.
+    Raises: ValueError for no numbers, for NaN or infinite ones, for a block size below 1.
+    Source: Dettmers et al. 2023, section 3 and appendix E.
+    """
+    if block_size < 1 or not weight.numel() or not weight.is_floating_point():
+        what = f"{weight.dtype} {tuple(weight.shape)}"
+        raise ValueError(f"{what} in blocks of {block_size}: nothing to quantize")
+    if not weight.isfinite().all():
+        raise ValueError(f"{int((~weight.isfinite()).sum())} numbers are NaN or infinite")
+    flat = weight.detach().flatten().float()
+    n, blocks = len(flat), -(-len(flat) // block_size)
+    rows = F.pad(flat, (0, blocks * block_size - n)).view(blocks, block_size)
+    absmax = rows.abs().amax(1)
+    scaled = rows / absmax.clamp(min=torch.finfo(torch.float32).tiny)[:, None]
+    levels = NF4_LEVELS.to(flat.device)
+    codes = torch.bucketize(scaled, (levels[1:] + levels[:-1]) / 2).flatten()[:n]
+    codes = F.pad(codes, (0, n % 2), value=7).to(torch.uint8)  # 7 stands for 0
+    return codes[0::2] << 4 | codes[1::2], absmax
+
+
+def nf4_dequantize(
+    packed: Tensor, absmax: Tensor, shape: Sequence[int], block_size: int = 64
+) -> Tensor:
+    """The numbers that the codes of `nf4_quantize` stand for, in float32.
+
+    Raises: ValueError if codes, blocks and shape are not of one size.
+    """
+    n = math.prod(shape)
+    if block_size < 1 or len(packed) != -(-n // 2) or len(absmax) != -(-n // block_size):
+        given = f"{len(packed)} bytes and {len(absmax)} blocks of {block_size}"
+        raise ValueError(f"{given} are not the codes of {n} numbers")
+    codes = torch.stack([packed >> 4, packed & 15], dim=1).flatten()[:n]
+    scales = absmax.repeat_interleave(block_size)[:n]
+    return (NF4_LEVELS.to(packed.device)[codes.long()] * scales).view(*shape)

@@ -1,0 +1,804 @@
+"""Adapters against peft: outputs, gradients, files both ways; merging, NF4, and what is refused."""
+
+import copy
+import json
+import math
+import random
+import re
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from family_checkpoints import FAMILY_CONFIGS, make
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from minillm.cache.base import CACHE_KINDS
+from minillm.fast.packed import PackedLM
+from minillm.generation.decoding import generate
+from minillm.model import CausalLM
+from minillm.nn.lora import (
+    NF4_LEVELS,
+    LoRALinear,
+    add_lora,
+    check_merged,
+    linear_layers,
+    load_adapter,
+    lora_disabled,
+    lora_layers,
+    merge,
+    nf4_dequantize,
+    nf4_quantize,
+    remove_lora,
+    save_adapter,
+    unmerge,
+)
+from minillm.pretrained.load import from_pretrained, save_pretrained
+from minillm.stories.curriculum import fewer_cards
+from minillm.stories.language import StoryLanguage
+from minillm.training.data import WindowBatches
+from minillm.training.evaluation import evaluate
+from minillm.training.trainer import TrainConfig, Trainer
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    import peft
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # peft's
+
+LLAMA = ["q_proj", "v_proj"]
+CASES = {  # checkpoint, then what peft is told
+    "llama": ("llama-3", {"r": 3, "lora_alpha": 5, "target_modules": LLAMA}),
+    "rank one": ("llama-3", {"r": 1, "lora_alpha": 7, "target_modules": ["down_proj"]}),
+    "full rank": ("llama-3", {"r": 16, "lora_alpha": 2, "target_modules": ["k_proj"]}),
+    "rslora": (
+        "llama-biased",
+        {"r": 4, "lora_alpha": 6, "use_rslora": True, "target_modules": "all-linear"},
+    ),
+    "one layer": (
+        "mistral",
+        {"r": 2, "lora_alpha": 2, "target_modules": ["model.layers.1.mlp.up_proj"]},
+    ),
+    "pattern": ("qwen2", {"r": 5, "lora_alpha": 3, "target_modules": r".*\.1\..*(gate|o)_proj"}),
+    "tied head": ("qwen3", {"r": 3, "lora_alpha": 4, "target_modules": ["lm_head", "q_proj"]}),
+    "free head": ("llama-2", {"r": 3, "lora_alpha": 4, "target_modules": ["lm_head"]}),
+    "gemma": ("gemma", {"r": 2, "lora_alpha": 9, "target_modules": "all-linear"}),
+    "gpt2": ("gpt2", {"r": 3, "lora_alpha": 5, "target_modules": "all-linear"}),
+    "gpt2 fused": ("gpt2-wide", {"r": 3, "lora_alpha": 5, "target_modules": ["c_attn"]}),
+    "gpt2 projections": ("gpt2", {"r": 2, "lora_alpha": 5, "target_modules": ["c_proj"]}),
+    "falcon": (
+        "falcon-one-key",
+        {"r": 3, "lora_alpha": 5, "target_modules": ["query_key_value", "dense"]},
+    ),
+    "falcon groups": (
+        "falcon-new",
+        {"r": 4, "lora_alpha": 2, "use_rslora": True, "target_modules": "all-linear"},
+    ),
+    "falcon heads": ("falcon-in-turn", {"r": 3, "lora_alpha": 1, "target_modules": "all-linear"}),
+    "latent": ("deepseek", {"r": 3, "lora_alpha": 5, "target_modules": ["kv_b_proj", "q_a_proj"]}),
+    "experts": ("mixtral", {"r": 3, "lora_alpha": 5, "target_modules": ["q_proj", "o_proj"]}),
+    "latent attention": (
+        "deepseek-plain",
+        {"r": 3, "lora_alpha": 5, "target_modules": ["q_proj", "kv_a_proj_with_mqa", "kv_b_proj"]},
+    ),
+    "latent experts": (
+        "deepseek-experts",
+        {"r": 3, "lora_alpha": 5, "target_modules": ["o_proj", "kv_b_proj"]},
+    ),
+}
+each = pytest.mark.parametrize("case", CASES)
+IDS = torch.randint(2, 97, (2, 11), generator=torch.Generator().manual_seed(5))
+
+
+def theirs_of(case, folder):
+    """A base of transformers in `folder`, with an adapter of peft whose B is not zero."""
+    name, settings = CASES[case]
+    base = make(name, folder)
+    torch.manual_seed(7)
+    return peft.get_peft_model(base, peft.LoraConfig(**settings, init_lora_weights=False)).eval()
+
+
+def ours_of(case, folder):
+    """Our model of the same base, with an adapter of the same settings."""
+    settings = CASES[case][1]
+    model, _ = from_pretrained(folder)
+    rslora = settings.get("use_rslora", False)
+    add_lora(
+        model, settings["r"], settings["lora_alpha"], settings["target_modules"], use_rslora=rslora
+    )
+    return model
+
+
+@each
+def test_outputs_and_gradients_are_those_of_peft(case, tmp_path):
+    theirs = theirs_of(case, tmp_path / "base")
+    theirs.save_pretrained(tmp_path / "adapter")
+    ours, _ = from_pretrained(tmp_path / "base")
+    load_adapter(ours, tmp_path / "adapter")
+    a, b = theirs(IDS).logits, ours(IDS)
+    torch.testing.assert_close(b, a, atol=1e-5, rtol=1e-5)
+    with theirs.disable_adapter(), lora_disabled(ours):
+        off = theirs(IDS).logits
+        assert (off - a).abs().max() > 1e-3  # the adapter matters
+        torch.testing.assert_close(ours(IDS), off, atol=1e-5, rtol=1e-5)
+    toward = torch.linspace(-1, 1, a.numel()).view_as(a) / a.numel() ** 0.5
+    (a * toward).sum().backward()
+    (b * toward).sum().backward()
+    expected = {
+        k.removeprefix("base_model.model.").replace(".default", ""): p.grad
+        for k, p in theirs.named_parameters()
+        if p.requires_grad
+    }
+    trained = {k for k, p in ours.named_parameters() if p.requires_grad}
+    assert trained == {k for k in trained if ".lora_" in k}
+    for name, parts in linear_layers(ours).items():
+        layers = [ours.get_submodule(part) for part in parts]
+        if isinstance(layers[0], LoRALinear):
+            wanted = expected.pop(f"{name}.lora_A.weight")
+            assert apart(layers[0].lora_A.weight.grad, wanted) < 1e-5
+            grads = [layer.lora_B.weight.grad for layer in layers]
+            wanted = expected.pop(f"{name}.lora_B.weight")
+            whole = grads[0] if len(grads) == 1 else joined(grads, ours.config)
+            assert apart(whole, wanted) < 1e-5
+    assert not expected
+
+
+def apart(found, wanted):
+    """The largest difference, measured by the largest number if that is above 1."""
+    return (found - wanted).abs().max() / wanted.abs().max().clamp(min=1)
+
+
+def joined(parts, config):
+    """The fused rows of queries, keys and values, as the families lay them out."""
+    groups = 1 if config.model_type == "gpt2" else config.num_key_value_heads
+    pieces = [p.view(groups, -1, p.shape[1]) for p in parts]
+    return torch.cat(pieces, 1).reshape(-1, parts[0].shape[1])
+
+
+@each
+@torch.no_grad()
+def test_what_we_write_peft_reads(case, tmp_path):
+    base = make(CASES[case][0], tmp_path / "base")
+    ours = ours_of(case, tmp_path / "base")
+    generator = torch.Generator().manual_seed(3)
+    for layer in lora_layers(ours).values():
+        layer.lora_B.weight.normal_(0, 0.2, generator=generator)
+    save_adapter(ours, tmp_path / "adapter", base=str(tmp_path / "base"))
+    theirs = peft.PeftModel.from_pretrained(base, tmp_path / "adapter").eval()
+    torch.testing.assert_close(theirs(IDS).logits, ours(IDS), atol=1e-5, rtol=1e-5)
+    again, _ = from_pretrained(tmp_path / "base")
+    assert (again(IDS) - ours(IDS)).abs().max() > 1e-3
+    assert set(load_adapter(again, tmp_path / "adapter")) == {
+        k.rpartition(".lora_")[0].removeprefix("base_model.model.")
+        for k in load_file(tmp_path / "adapter/adapter_model.safetensors")
+    }
+    assert torch.equal(again(IDS), ours(IDS))
+
+
+@each
+@torch.no_grad()
+def test_merged_it_computes_the_same_and_is_a_model_that_transformers_loads(case, tmp_path):
+    import transformers
+
+    theirs_of(case, tmp_path / "base").save_pretrained(tmp_path / "adapter")
+    ours, _ = from_pretrained(tmp_path / "base")
+    plain, config = ours(IDS), ours.config
+    state = {k: v.clone() for k, v in ours.state_dict().items()}
+    load_adapter(ours, tmp_path / "adapter")
+    expected = ours(IDS)
+    with pytest.raises(ValueError, match=r"not merged; see merge"):
+        save_pretrained(ours, None, tmp_path / "never")
+    assert not (tmp_path / "never").exists()
+    merge(ours)
+    torch.testing.assert_close(ours(IDS), expected, atol=2e-5, rtol=2e-5)
+    if "tied head" in case:
+        assert not ours.config.tie_word_embeddings
+    save_pretrained(ours, None, tmp_path / "merged")
+    for again in (
+        from_pretrained(tmp_path / "merged")[0](IDS),
+        transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "merged")(IDS).logits,
+    ):
+        torch.testing.assert_close(again, expected, atol=2e-5, rtol=2e-5)
+    unmerge(ours)
+    torch.testing.assert_close(ours(IDS), expected, atol=0, rtol=0)
+    remove_lora(ours)
+    assert torch.equal(ours(IDS), plain) and ours.config == config
+    assert ours.state_dict().keys() == state.keys()
+    assert all(torch.equal(v, state[k]) for k, v in ours.state_dict().items())
+    assert all(p.requires_grad for p in ours.parameters())
+
+
+def test_peft_merges_a_tied_head_into_the_embedding_and_we_do_not(tmp_path):
+    theirs = theirs_of("tied head", tmp_path / "base")
+    theirs.save_pretrained(tmp_path / "adapter")
+    ours, _ = from_pretrained(tmp_path / "base")
+    load_adapter(ours, tmp_path / "adapter")
+    with torch.no_grad():
+        expected = theirs(IDS).logits
+        merge(ours)
+        assert (ours(IDS) - expected).abs().max() < 2e-5
+        embedding = ours.model.embed_tokens.weight
+        assert ours.lm_head.weight is not embedding
+        assert (theirs.merge_and_unload()(IDS).logits - expected).abs().max() > 0.01
+        unmerge(ours)
+        assert ours.lm_head.weight is embedding and ours.config.tie_word_embeddings
+
+
+def small(name="llama", **changes):
+    return CausalLM(FAMILY_CONFIGS[name], **changes).eval()
+
+
+def lively(model, *args, **options):
+    """An adapter whose B is not zero."""
+    add_lora(model, *args, **options)
+    with torch.no_grad():
+        for i, layer in enumerate(lora_layers(model).values()):
+            generator = torch.Generator().manual_seed(i)
+            layer.lora_B.weight.normal_(0, 0.3, generator=generator)
+    return model
+
+
+def few_ids(rows=2, length=9):
+    return torch.randint(2, 64, (rows, length), generator=torch.Generator().manual_seed(0))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", FAMILY_CONFIGS)
+def test_a_fresh_adapter_changes_nothing_in_any_family(name):
+    model = small(name)
+    before = model(few_ids())
+    names = add_lora(model, 2, 3)
+    assert names and torch.equal(model(few_ids()), before)
+    assert "lm_head" not in names and len(lora_layers(model)) >= len(names)
+
+
+def test_the_first_A_is_drawn_as_in_peft_and_by_the_seed():
+    layer = LoRALinear(nn.Linear(300, 200), 64, 8, generator=torch.Generator().manual_seed(0))
+    theirs = peft.get_peft_model(
+        nn.Sequential(nn.Linear(300, 200)), peft.LoraConfig(r=64, target_modules=["0"])
+    ).base_model.model[0]
+    wanted = theirs.lora_A["default"].weight
+    assert math.isclose(layer.lora_A.weight.std(), wanted.std(), rel_tol=0.03)
+    assert layer.lora_A.weight.abs().max() <= 300**-0.5
+    a, b, c = (small() for _ in range(3))
+    state = torch.get_rng_state()
+    for model, seed in ((a, 1), (b, 1), (c, 2)):
+        add_lora(model, 2, 2, seed=seed)
+    assert torch.equal(torch.get_rng_state(), state)  # nobody else's random numbers are used
+    weights = [m.model.layers[0].self_attn.q_proj.lora_A.weight for m in (a, b, c)]
+    assert torch.equal(weights[0], weights[1]) and not torch.equal(weights[0], weights[2])
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(7, 12), (12, 7), (8, 8)])
+def test_a_layer_against_numpy_in_float64(rows, columns):
+    rng = np.random.default_rng(0)
+    base = nn.Linear(columns, rows, dtype=torch.float64)
+    layer = LoRALinear(base, 3, 5.0)
+    with torch.no_grad():
+        layer.lora_B.weight.copy_(torch.from_numpy(rng.standard_normal((rows, 3))))
+        x = torch.from_numpy(rng.standard_normal((4, columns)))
+        w, b = base.weight.numpy(), base.bias.numpy()
+        a, up = layer.lora_A.weight.numpy(), layer.lora_B.weight.numpy()
+        expected = x.numpy() @ (w + 5 / 3 * up @ a).T + b
+        np.testing.assert_allclose(layer(x).numpy(), expected, atol=1e-12)
+        layer.merge()
+        np.testing.assert_allclose(layer(x).numpy(), expected, atol=1e-12)
+    assert np.linalg.matrix_rank(layer.change().detach().numpy()) == 3
+
+
+def test_dropout_is_for_training_alone():
+    layer = LoRALinear(nn.Linear(50, 4).eval(), 4, 4, dropout=0.5)
+    nn.init.ones_(layer.lora_B.weight)
+    x = torch.ones(64, 50)
+    assert torch.equal(layer(x), layer(x))
+    layer.train()
+    first, second = layer(x), layer(x)
+    assert not torch.equal(first, second)
+    assert not LoRALinear(nn.Linear(4, 4), 1, 1).eval().dropout.training
+
+
+def test_beside_16_bits_the_adapter_is_float32():
+    model = lively(small().bfloat16(), 2, 4)
+    layer = model.model.layers[0].self_attn.q_proj
+    assert layer.weight.dtype == torch.bfloat16 and layer.lora_A.weight.dtype == torch.float32
+    with torch.no_grad():
+        logits = model(few_ids())
+        assert logits.dtype == torch.bfloat16
+        before = {k: v.clone() for k, v in model.state_dict().items()}
+        merge(model)
+        assert layer.weight.dtype == torch.bfloat16
+        exact = before["model.layers.0.self_attn.q_proj.weight"].float() + layer.change()
+        assert torch.equal(layer.weight, exact.bfloat16())
+        unmerge(model)
+    assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
+
+
+# ---- with the rest of the house ----
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "falcon", "qwen3_moe"])
+def test_training_moves_the_adapter_alone_and_resumes_bit_for_bit(name, tmp_path):
+    text = torch.arange(400) % 7 + torch.arange(400) // 7 % 5
+
+    def trainer(folder=None):
+        model = small(name, seed=1)
+        add_lora(model, 4, 8, dropout=0.1, seed=2)
+        settings = TrainConfig(30, max_lr=3e-2, warmup_steps=2, log_interval=1, output_dir=folder)
+        return Trainer(model, WindowBatches(text, 4, 16), settings, progress=False)
+
+    whole = trainer()
+    before = {k: v.clone() for k, v in whole.model.state_dict().items()}
+    losses = [record["loss"] for record in whole.train()]
+    assert losses[-1] < 0.97 * losses[0]
+    for key, value in whole.model.state_dict().items():
+        assert (".lora_" in key) != torch.equal(value, before[key]), key
+    first = trainer(str(tmp_path))
+    first.train(until=12)
+    second = trainer(str(tmp_path))
+    assert second.resume() and second.step == 12
+    second.train()
+    for key, value in whole.model.state_dict().items():
+        assert torch.equal(second.model.state_dict()[key], value), key
+
+
+@pytest.mark.parametrize("settings", [{"precision": "bfloat16"}, {"fused": False}])
+def test_training_in_bfloat16_and_with_our_own_adamw(settings):
+    model = small()
+    add_lora(model, 2, 2)
+    source = WindowBatches(torch.arange(300) % 11, 4, 16)
+    config = TrainConfig(3, warmup_steps=0, **settings)
+    Trainer(model, source, config, progress=False).train()
+    assert all(layer.lora_B.weight.any() for layer in lora_layers(model).values())
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", CACHE_KINDS)
+def test_it_generates_with_every_cache(kind):
+    model = lively(small("mistral" if kind == "sliding" else "llama"), 2, 4)
+    a = few_ids()
+    expected = model(a)
+    cache = model.make_cache(kind, batch_size=2, max_length=12)
+    found = torch.cat([model(a[:, i : i + 3], cache=cache) for i in (0, 3, 6)], 1)
+    worst = (found - expected).abs().max() / expected.abs().max()
+    assert worst < (0.2 if kind == "quantized" else 1e-5), worst
+    written = generate(model, a, max_new_tokens=6, eos_token_id=None)
+    merge(model)
+    assert torch.equal(generate(model, a, max_new_tokens=6, eos_token_id=None), written)
+
+
+@torch.no_grad()
+def test_absorbed_latent_attention_reads_the_adapter():
+    model = lively(small("deepseek_v3"), 2, 4, ["kv_b_proj"])
+    a, expected = few_ids(), model(few_ids())
+    for layer in model.model.layers:
+        layer.self_attn.absorb = True
+    torch.testing.assert_close(model(a), expected, atol=1e-5, rtol=1e-5)
+    with lora_disabled(model):
+        assert (model(a) - expected).abs().max() > 1e-3
+
+
+@torch.no_grad()
+def test_a_packed_model_takes_merged_adapters_and_no_others():
+    model = lively(small("qwen3"), 2, 4)
+    expected = model(few_ids())
+    with pytest.raises(ValueError, match=r"q_proj has an adapter that is not merged; see merge"):
+        model.packed()
+    merge(model)
+    check_merged(model, "ours")
+    packed = PackedLM(model)
+    torch.testing.assert_close(packed(few_ids()), expected, atol=1e-5, rtol=1e-5)
+    step = packed(few_ids()[:, :1])
+    torch.testing.assert_close(step, model(few_ids()[:, :1]), atol=1e-5, rtol=1e-5)
+    with pytest.raises(ValueError, match=r"PackedLM only generates"):
+        add_lora(small("qwen3").packed(), 2, 4)
+
+
+@torch.no_grad()
+def test_of_a_packed_model_the_merged_one_is_saved(tmp_path):
+    model = lively(small("qwen3"), 2, 4)
+    merge(model)
+    save_pretrained(PackedLM(model), None, tmp_path)
+    torch.testing.assert_close(from_pretrained(tmp_path)[0](few_ids()), model(few_ids()))
+
+
+@torch.no_grad()
+def test_copies_compile_and_keep_their_adapters():
+    model = lively(small("gpt2"), 2, 4)
+    twin = copy.deepcopy(model)
+    q, k = (twin.model.layers[0].self_attn.get_submodule(f"{p}_proj") for p in "qk")
+    assert q.lora_A is k.lora_A and q.lora_B is not k.lora_B
+    assert torch.equal(twin(few_ids()), model(few_ids()))
+    compiled = torch.compile(twin, backend="eager")
+    torch.testing.assert_close(compiled(few_ids()), model(few_ids()))
+
+
+def test_any_module_of_linear_layers_will_do(tmp_path):
+    model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3))
+    assert add_lora(model, 2, 2, ["0", "2"]) == ["0", "2"]
+    save_adapter(model, tmp_path)
+    other = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3))
+    assert load_adapter(other, tmp_path) == ["0", "2"]
+
+
+def test_a_layer_that_a_notebook_defined_itself_is_found_too():
+    """There the class is another one than the package's, with the same code."""
+
+    class Own(nn.Linear):
+        merged = False
+
+    model = small("qwen3")
+    attention = model.model.layers[1].self_attn
+    attention.o_proj = Own(attention.o_proj.in_features, attention.o_proj.out_features, bias=False)
+    attention.o_proj.lora_A = nn.Linear(2, 2)
+    with pytest.raises(ValueError, match=r"layers.1.self_attn.o_proj has an adapter that is not"):
+        model.packed()
+
+
+@torch.no_grad()
+def test_the_shipped_adapter_knows_the_four_cards():
+    """And peft's file format is all that it needs: the figures are those of the results."""
+    root = Path(__file__).parents[2]
+    base, tokenizer = from_pretrained(root / "assets/stories-en", dtype=torch.float32)
+    assert len(load_adapter(base, root / "assets/lora-decks/adapter")) == 21
+    grammar = (root / "minillm/stories/grammars/en.txt").read_text(encoding="utf-8")
+    few = StoryLanguage("en", grammar=fewer_cards(grammar, 4, random.Random("14_lora")))
+    stories = [few.sample(random.Random(f"other/{i}")) for i in range(12)]
+    size = sum(len(story.text.encode()) for story in stories)
+    nats = evaluate(base, [story.text for story in stories], tokenizer) * math.log(2) * size
+    above = (nats + sum(story.log_prob for story in stories)) / 12
+    assert 0 < above < 2
+    with lora_disabled(base):
+        off = evaluate(base, [story.text for story in stories], tokenizer) * math.log(2) * size
+    assert (off - nats) / 12 > 5
+
+
+# ---- bad input ----
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"rank": 0}, r"rank 0 for model.layers.0.self_attn.q_proj, a matrix \(16, 16\): from 1"),
+        ({"rank": 17}, r"rank 17 for .*\(16, 16\): from 1 to 16"),
+        ({"rank": 9}, r"rank 9 for model.layers.0.self_attn.k_proj, a matrix \(8, 16\)"),
+        ({"rank": 2.0}, r"rank 2.0"),
+        ({"rank": True}, r"rank True"),
+        ({"alpha": math.nan}, r"alpha must be a finite number, not nan"),
+        ({"alpha": "8"}, r"alpha must be a finite number, not '8'"),
+        ({"dropout": 1.0}, r"dropout must be .*, not 1.0"),
+        ({"targets": ["q_proj", "c_attn"]}, r"no linear layer fits 'c_attn'; there are q_proj"),
+        ({"targets": []}, r"no linear layer fits \[\]"),
+        ({"targets": "q_proj"}, r"fits 'q_proj' \(a string is a pattern for whole names\)"),
+        ({"targets": ["embed_tokens"]}, r"no linear layer fits 'embed_tokens'"),
+        ({"targets": ["input_layernorm"]}, r"no linear layer fits"),
+    ],
+)
+def test_adapters_that_cannot_be_are_refused_and_nothing_is_changed(change, message):
+    model = small()
+    with pytest.raises(ValueError, match=message):
+        add_lora(model, **{"rank": 2, "alpha": 4, **change})
+    assert not lora_layers(model) and all(p.requires_grad for p in model.parameters())
+
+
+def test_experts_are_no_linear_layers():
+    with pytest.raises(ValueError, match=r"no linear layer fits 'experts'"):
+        add_lora(small("mixtral"), 2, 2, ["experts"])
+
+
+def test_adding_and_merging_twice_are_refused():
+    model = lively(small(), 2, 4, LLAMA)
+    with pytest.raises(ValueError, match=r"layers.0.self_attn.q_proj has an adapter already"):
+        add_lora(model, 2, 4, ["o_proj"])
+    with pytest.raises(ValueError, match=r"has an adapter already"):
+        LoRALinear(model.model.layers[0].self_attn.q_proj, 2, 4)
+    with pytest.raises(ValueError, match=r"q_proj is not merged"):
+        unmerge(model)
+    merge(model)
+    before = model(few_ids())
+    with pytest.raises(ValueError, match=r"q_proj is merged already"):
+        merge(model)
+    with (
+        pytest.raises(ValueError, match=r"q_proj is merged: unmerge the model"),
+        lora_disabled(model),
+    ):
+        pass
+    with pytest.raises(ValueError, match=r"merged already"):
+        model.model.layers[0].self_attn.q_proj.merge()
+    assert torch.equal(model(few_ids()), before)
+    unmerge(model)
+    with pytest.raises(ValueError, match=r"not merged"):
+        model.model.layers[0].self_attn.q_proj.unmerge()
+
+
+@pytest.mark.parametrize("call", [merge, unmerge, remove_lora, lambda m: save_adapter(m, "x")])
+def test_without_adapters_there_is_nothing_to_do(call):
+    with pytest.raises(ValueError, match=r"a CausalLM without adapters"):
+        call(small())
+
+
+def test_nan_is_neither_merged_nor_saved(tmp_path):
+    model = lively(small(), 2, 4, LLAMA)
+    model.model.layers[1].self_attn.v_proj.lora_B.weight.data[0, 0] = math.nan
+    with pytest.raises(ValueError, match=r"adapter of model.layers.1.self_attn.v_proj is NaN"):
+        merge(model)
+    assert not any(layer.merged for layer in lora_layers(model).values())
+    with pytest.raises(ValueError, match=r"NaN or infinite: .*layers.1.self_attn.v_proj.lora_B"):
+        save_adapter(model, tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+
+
+def test_switching_off_ends_with_the_block_also_after_an_error():
+    model = lively(small(), 2, 4)
+    on = model(few_ids())
+    with pytest.raises(KeyError), lora_disabled(model):
+        assert not torch.equal(model(few_ids()), on)
+        raise KeyError
+    assert torch.equal(model(few_ids()), on)
+
+
+# ---- files ----
+
+
+def saved(tmp_path, **options):
+    model = lively(small(), 2, 4, LLAMA, **options)
+    save_adapter(model, tmp_path)
+    return model
+
+
+def rewrite(folder, **changes):
+    path = folder / "adapter_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+REFUSED = {
+    "use_dora": True,
+    "rank_pattern": {"q_proj": 4},
+    "alpha_pattern": {"q_proj": 4},
+    "modules_to_save": ["lm_head"],
+    "bias": "all",
+    "lora_bias": True,
+    "target_parameters": ["experts.down_proj"],
+    "trainable_token_indices": [3],
+    "layer_replication": [[0, 2]],
+    "init_lora_weights": "pissa",
+    "use_qalora": True,
+    "alora_invocation_tokens": [5],
+    "some_later_variant": 0.5,
+}
+
+
+@pytest.mark.parametrize("key", REFUSED)
+def test_settings_that_change_numbers_are_refused_by_name(key, tmp_path):
+    saved(tmp_path)
+    rewrite(tmp_path, **{key: REFUSED[key]})
+    model = small()
+    with pytest.raises(ValueError, match=rf"we do not compute {key}="):
+        load_adapter(model, tmp_path)
+    assert not lora_layers(model)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"peft_type": "LOHA"}, "peft_type is 'LOHA'"),
+        ({"r": 3}, r"A and B of model.layers.0.self_attn.q_proj are \(\(2, 16\), \(16, 2\)\)"),
+        ({"r": 99}, r"rank 99 for model.layers"),
+        ({"r": "2"}, r"rank '2'"),
+        ({"lora_alpha": None}, r"alpha must be a finite number, not None"),
+        ({"lora_dropout": 2}, r"dropout must be"),
+        ({"use_rslora": 3}, r"use_rslora is 3"),
+        ({"target_modules": None}, r"target_modules must be names"),
+        ({"target_modules": ["q_proj"]}, r"weights of .*v_proj, which its target_modules do not"),
+    ],
+)
+def test_configs_that_do_not_fit_are_refused(changes, message, tmp_path):
+    saved(tmp_path)
+    rewrite(tmp_path, **changes)
+    model = small()
+    with pytest.raises(ValueError, match=message):
+        load_adapter(model, tmp_path)
+    assert not lora_layers(model)
+
+
+def key_of(part, layer=0, last="q_proj"):
+    return f"base_model.model.model.layers.{layer}.self_attn.{last}.lora_{part}.weight"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda t: t.pop(key_of("B")), r"missing: .*q_proj.lora_B"),
+        (lambda t: t.clear(), r"holds no adapter"),
+        (lambda t: t.update({key_of("A", 7): torch.ones(2, 16)}), r"not there: .*layers.7"),
+        (lambda t: t.update({"model.x": torch.ones(2)}), r"unexpected: model.x"),
+        (lambda t: t.update({key_of("A"): torch.ones(2, 15)}), r"are \(\(2, 15\)"),
+        (lambda t: t.update({key_of("B"): torch.full((16, 2), math.inf)}), r"NaN or infinite"),
+        (
+            lambda t: t.update({"base_model.model.lm_head.weight": torch.ones(64, 16)}),
+            r"lm_head.weight is not the model's: it has another base",
+        ),
+        (
+            lambda t: t.update({key_of("A").replace("lora_A", "lora_embedding_A"): torch.ones(2)}),
+            r"unexpected",
+        ),
+    ],
+)
+def test_weights_that_do_not_fit_are_refused(change, message, tmp_path):
+    saved(tmp_path)
+    tensors = load_file(tmp_path / "adapter_model.safetensors")
+    change(tensors)
+    save_file(tensors, tmp_path / "adapter_model.safetensors")
+    model = small()
+    with pytest.raises(ValueError, match=message):
+        load_adapter(model, tmp_path)
+    assert not lora_layers(model)
+
+
+def test_folders_without_an_adapter_and_damaged_ones(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"adapter_config.json"):
+        load_adapter(small(), tmp_path)
+    saved(tmp_path)
+    weights = tmp_path / "adapter_model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:100])
+    with pytest.raises(ValueError, match=r"damaged or no safetensors"):
+        load_adapter(small(), tmp_path)
+    weights.unlink()
+    with pytest.raises(FileNotFoundError, match=r"has no adapter_model.safetensors"):
+        load_adapter(small(), tmp_path)
+
+
+def test_a_model_and_an_adapter_do_not_share_a_folder(tmp_path):
+    model = saved(tmp_path / "adapter")
+    merge(model)
+    with pytest.raises(ValueError, match=r"holds an adapter, which readers would put onto"):
+        save_pretrained(model, None, tmp_path / "adapter")
+    save_pretrained(model, None, tmp_path / "model")
+    with pytest.raises(ValueError, match=r"holds a model"):
+        save_adapter(model, tmp_path / "model")
+    load_adapter(small(), tmp_path / "adapter")
+    from_pretrained(tmp_path / "model")
+
+
+def test_an_adapter_takes_an_older_ones_place_as_a_whole(tmp_path, monkeypatch):
+    saved(tmp_path)
+    before = {p.name: p.read_bytes() for p in tmp_path.iterdir()}
+    other = lively(small(), 3, 5, ["o_proj"])
+
+    def full(*args, **kwargs):
+        raise OSError(28, "no space left")
+
+    monkeypatch.setattr("minillm.nn.lora.save_file", full)
+    with pytest.raises(OSError, match="no space"):
+        save_adapter(other, tmp_path)
+    assert {p.name: p.read_bytes() for p in tmp_path.iterdir()} == before
+    monkeypatch.undo()
+    save_adapter(other, tmp_path)
+    again = small()
+    load_adapter(again, tmp_path)
+    assert torch.equal(again(few_ids()), other(few_ids()))
+
+
+def test_what_peft_cannot_hold_is_refused(tmp_path):
+    model = lively(small("gpt2"), 2, 4, ["c_attn"])
+    attention = model.model.layers[0].self_attn
+    attention.k_proj.lora_A = copy.deepcopy(attention.k_proj.lora_A)
+    with pytest.raises(ValueError, match=r"c_attn is one matrix in a file: .*share lora_A"):
+        save_adapter(model, tmp_path)
+    plain = small()
+    attention = plain.model.layers[0].self_attn
+    attention.q_proj = LoRALinear(attention.q_proj, 2, 4)
+    attention.v_proj = LoRALinear(attention.v_proj, 3, 4)
+    with pytest.raises(ValueError, match=r"one adapter, one \(rank, alpha"):
+        save_adapter(plain, tmp_path)
+
+
+@pytest.mark.parametrize("name", ["qwen3_moe", "deepseek_v3"])
+def test_where_peft_would_take_a_block_for_experts_nothing_is_written(name, tmp_path):
+    """Of these families peft renames up_proj and the like, also in layers without experts."""
+    model = lively(small(name), 2, 4)
+    with pytest.raises(ValueError, match=rf"mlp.gate_proj: in a {name} peft takes it for the exp"):
+        save_adapter(model, tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+
+
+def test_short_names_are_written_only_if_they_mean_the_same_layers(tmp_path):
+    names = ["model.layers.0.self_attn.q_proj", "model.layers.1.mlp.up_proj"]
+    for targets, wanted in ((LLAMA, LLAMA), (names, names)):
+        model = lively(small(), 2, 4, targets)
+        save_adapter(model, tmp_path / str(len(wanted[0])))
+        config = json.loads((tmp_path / str(len(wanted[0])) / "adapter_config.json").read_text())
+        assert config["target_modules"] == wanted
+
+
+def test_the_adapter_of_an_excluded_layer_is_not_there(tmp_path):
+    """Settings of peft that only choose layers: the file holds those that were chosen."""
+    base = make("llama-3", tmp_path / "base")
+    torch.manual_seed(0)
+    settings = {"r": 2, "target_modules": "all-linear", "init_lora_weights": False}
+    config = peft.LoraConfig(**settings, exclude_modules=["up_proj"])
+    theirs = peft.get_peft_model(base, config).eval()
+    theirs.save_pretrained(tmp_path / "adapter")
+    ours, _ = from_pretrained(tmp_path / "base")
+    names = load_adapter(ours, tmp_path / "adapter")
+    assert len(names) == 12 and not any("up_proj" in name for name in names)
+    torch.testing.assert_close(ours(IDS), theirs(IDS).logits, atol=1e-5, rtol=1e-5)
+
+
+# ---- NF4 ----
+
+# As published: Dettmers et al. 2023, appendix E.
+PUBLISHED = [
+    -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635,
+    -0.18477343022823334, -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725,
+    0.24611230194568634, 0.33791524171829224, 0.44070982933044434, 0.5626170039176941,
+    0.7229568362236023, 1.0,
+]  # fmt: skip
+
+
+def test_the_levels_are_the_published_ones():
+    assert len(NF4_LEVELS) == 16
+    np.testing.assert_allclose(NF4_LEVELS.numpy(), PUBLISHED, atol=2e-7)
+
+
+def nf4_numpy(x, block):
+    """Every number compared with every level, in float64."""
+    out, codes = [], []
+    for start in range(0, len(x), block):
+        part = x[start : start + block].astype(np.float64)
+        largest = np.abs(part).max()
+        scaled = part / (largest or 1.0)
+        found = np.abs(scaled[:, None] - np.array(PUBLISHED)[None]).argmin(1)
+        codes += found.tolist()
+        out += (np.array(PUBLISHED)[found] * largest).tolist()
+    return np.array(out), codes
+
+
+@given(st.integers(1, 200), st.sampled_from([1, 2, 7, 64, 300]), st.integers(0, 50))
+def test_quantizing_is_the_nearest_level_of_each_block(n, block, seed):
+    x = np.random.default_rng(seed).standard_normal(n).astype(np.float32)
+    packed, absmax = nf4_quantize(torch.from_numpy(x), block)
+    assert packed.dtype == torch.uint8 and len(packed) == (n + 1) // 2
+    assert absmax.dtype == torch.float32 and len(absmax) == -(-n // block)
+    found = nf4_dequantize(packed, absmax, (n,), block)
+    np.testing.assert_allclose(found.numpy(), nf4_numpy(x, block)[0], atol=1e-6)
+
+
+def test_the_first_code_is_in_the_upper_half():
+    packed, absmax = nf4_quantize(torch.tensor([1.0, -1.0, 0.0]), 64)
+    assert packed.tolist() == [0xF0, 0x77] and absmax.tolist() == [1.0]
+    back = nf4_dequantize(packed, absmax, (3,))
+    assert back.tolist() == [1.0, -1.0, 0.0]
+
+
+def test_zeros_and_shapes_and_16_bits():
+    packed, absmax = nf4_quantize(torch.zeros(3, 5))
+    assert not nf4_dequantize(packed, absmax, (3, 5)).any()
+    weight = torch.randn(6, 32, dtype=torch.bfloat16)
+    back = nf4_dequantize(*nf4_quantize(weight, 16), weight.shape, 16)
+    assert back.shape == (6, 32) and (back - weight).abs().max() < 0.5
+    assert torch.equal(back, nf4_dequantize(*nf4_quantize(back, 16), (6, 32), 16))
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: nf4_quantize(torch.tensor([1.0, math.nan])), "1 numbers are NaN"),
+        (lambda: nf4_quantize(torch.tensor([])), "nothing to quantize"),
+        (lambda: nf4_quantize(torch.ones(3), 0), "blocks of 0"),
+        (lambda: nf4_quantize(torch.ones(3, dtype=torch.int64)), r"torch.int64 \(3,\)"),
+        (lambda: nf4_dequantize(*nf4_quantize(torch.ones(6)), (7,)), "not the codes of 7"),
+        (lambda: nf4_dequantize(*nf4_quantize(torch.ones(6), 2), (6,)), "not the codes of 6"),
+    ],
+)
+def test_what_cannot_be_quantized_is_refused(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
+def test_the_error_messages_name_layers_as_files_do():
+    with pytest.raises(ValueError, match=re.escape("rank 17 for transformer.h.0.attn.c_attn")):
+        add_lora(small("gpt2"), 17, 2, ["c_attn"])
