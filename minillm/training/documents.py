@@ -22,7 +22,7 @@ from minillm.training.data import (
     with_new_names,
 )
 
-__all__ = ["DocumentBatches", "FileDocuments", "StoryDocuments", "first_fit"]
+__all__ = ["DocumentBatches", "FileDocuments", "StoryDocuments", "share_rows"]
 
 
 class StoryDocuments:
@@ -95,7 +95,7 @@ def _batches_of_like_length(rows: list[list[int]], budget: int) -> list[list[lis
     return batches
 
 
-def first_fit(lengths: Sequence[int], width: int) -> list[list[int]]:
+def share_rows(lengths: Sequence[int], width: int) -> list[list[int]]:
     """Which pieces share a row of `width`: the longest first, each in the first row with room."""
     packed: list[list[int]] = []
     room: list[int] = []
@@ -116,7 +116,7 @@ def first_fit(lengths: Sequence[int], width: int) -> list[list[int]]:
 
 def _pack(rows: list[list[int]], width: int) -> list[list[int]]:
     """Whole documents share a row of at most `width` ids; one's end token begins the next."""
-    packed = first_fit([len(row) - 1 for row in rows], width - 1)
+    packed = share_rows([len(row) - 1 for row in rows], width - 1)
     return [[*rows[row[0]][:1], *(id for i in row for id in rows[i][1:])] for row in packed]
 
 

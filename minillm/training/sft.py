@@ -20,7 +20,7 @@ from minillm.model import CausalLM
 from minillm.nn.attention import causal_mask
 from minillm.tokenizer.chat import render_answers
 from minillm.training.data import check_settings, count_in, document_row, pad_rows
-from minillm.training.documents import first_fit
+from minillm.training.documents import share_rows
 
 __all__ = [
     "ROLES",
@@ -30,6 +30,7 @@ __all__ = [
     "conversation_example",
     "conversation_examples",
     "document_example",
+    "token_mask",
 ]
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
@@ -179,7 +180,7 @@ class ConversationBatches:
         rows = [[n] for n in order]
         if self.settings["layout"] == "packed":
             lengths = [len(self.pairs[n][0]) for n in order]
-            packed = first_fit(lengths, self.settings["context_length"])
+            packed = share_rows(lengths, self.settings["context_length"])
             rows = [[order[i] for i in row] for row in packed]
             shuffle(rows)
         size = self.settings["batch_size"]
