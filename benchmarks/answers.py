@@ -30,7 +30,7 @@ CHATML = (
 def conversations(stories: list[str]) -> list[list[dict[str, str]]]:
     """Each story in halves, as what is asked and what is answered, one to three times."""
     found = []
-    for i, story in enumerate(stories[:CONVERSATIONS]):
+    for i in range(CONVERSATIONS):
         messages = []
         for turn in range(i % 3 + 1):
             text = stories[(i + turn) % len(stories)]

@@ -133,7 +133,7 @@ def _alone(answer: Callable[[list[int]], Any]) -> str | None:
 )
 def _preference(answer: Callable[[float, float, float, float, float], Any]) -> str | None:
     rng = random.Random(0)
-    cases = [(-4.0, -6.0, -5.0, -5.0, 0.1), (-3.0, -3.0, -3.0, -3.0, 0.5)]
+    cases: list[tuple[float, ...]] = [(-4.0, -6.0, -5.0, -5.0, 0.1), (-3.0, -3.0, -3.0, -3.0, 0.5)]
     cases += [(*(round(rng.uniform(-9, -1), 2) for _ in range(4)), 0.3) for _ in range(3)]
     cases += [(-900.0, -10.0, -10.0, -900.0, 1.0), (-10.0, -900.0, -900.0, -10.0, 1.0)]
     for case in cases:

@@ -270,7 +270,7 @@ class _Harmless:
         def string(text: str, known: Collection[str]) -> str:
             if next(number) <= keep or text in known:
                 return text
-            return "".join(c if c.isspace() else self.letter for c in text)
+            return re.sub(r"\S", self.letter, text)
 
         def fields(message: dict[str, Any]) -> dict[str, Any]:
             found: dict[str, Any] = {}

@@ -8,6 +8,7 @@ Explained in notebooks/beyond/13_answers.ipynb.
 import random
 import unicodedata
 import warnings
+from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
 from typing import Any, Literal, NamedTuple
@@ -53,16 +54,18 @@ def token_mask(
     if hasattr(tokenizer, "library"):  # of Hugging Face: it knows which characters a token is from
         places = tokenizer.library.encode(text, add_special_tokens=False).offsets
     else:
-        pieces = [tokenizer.decode_bytes([i]) for i in ids]
-        if b"".join(pieces) != text.encode():
+        if tokenizer.decode_bytes(ids) != text.encode():
             raise ValueError(f"the tokenizer writes another text than {text[:80]!r}")
-        ends = [*accumulate(map(len, pieces))]
+        sizes = {i: len(tokenizer.decode_bytes([i])) for i in {*ids}}
+        ends = [*accumulate(sizes[i] for i in ids)]
         places = [*zip([0, *ends], ends, strict=False)]
         spans = [(len(text[:a].encode()), len(text[:b].encode())) for a, b in spans]
     mask = [False] * len(ids)
     for begin, end in spans:
-        for t, (a, b) in enumerate(places):
-            mask[t] |= a < end and b > begin
+        for t in range(bisect_right(places, begin, key=lambda place: place[1]), len(ids)):
+            if places[t][0] >= end:
+                break
+            mask[t] = end > begin
     return mask
 
 
