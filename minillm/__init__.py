@@ -29,6 +29,13 @@ _PUBLIC = {
     "training.documents": ["DocumentBatches", "FileDocuments", "StoryDocuments"],
     "training.loss": ["cross_entropy"],
     "training.evaluation": ["evaluate", "token_byte_lengths"],
+    "training.sft": [
+        "ConversationBatches",
+        "Isolated",
+        "conversation_example",
+        "conversation_examples",
+        "document_example",
+    ],
     "training.trainer": ["TrainConfig", "Trainer"],
     "model": ["CausalLM", "Decoder", "DecoderLayer"],
     "config": ["ModelConfig"],

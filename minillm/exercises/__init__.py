@@ -30,6 +30,7 @@ MODULES = {
     "09": "train",
     "10": "model",
     "11": "experts",
+    "13": "answers",
     "14": "lora",
 }
 

@@ -172,7 +172,7 @@ class Choice:
         for log_p, chain in self.ways:
             found = chain.read(text, start, table)
             if found is not None:
-                return found[0], self._forget(found[1]), log_p + found[2]
+                return found[0], found[1], log_p + found[2]  # all slots: facts are read off
         return None
 
     def every(self, table: Table) -> Iterator[tuple[str, Table, float]]:

@@ -159,6 +159,16 @@ class StoryLanguage:
         found = self.grammar.root.read(text, 0, {})
         return found[2] if found is not None and found[0] == len(text) else -math.inf
 
+    def facts(self, text: str) -> dict[str, Card]:
+        """What a story says: each slot that it fills, with the card drawn for it.
+
+        Raises: ValueError for a text outside the language.
+        """
+        found = self.grammar.root.read(text, 0, {})
+        if found is None or found[0] != len(text):
+            raise ValueError(f"no story of this language: {text[:80]!r}")
+        return dict(found[1])
+
     def entropy(self) -> float:
         """Expected nats of a story, in closed form: no model can do better on average."""
         return self.grammar.root.entropy()

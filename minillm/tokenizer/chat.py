@@ -11,13 +11,17 @@ import json
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
+from functools import cache, lru_cache
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from jinja2 import Environment
+    from jinja2 import Environment, Template
 
-__all__ = ["render_chat"]
+__all__ = ["render_answers", "render_chat"]
+
+_MARK = re.compile(r"\{%[-+]?\s*generation\s*[-+]?%\}")
+_BEGIN, _END = "\ufdd0", "\ufdd1"  # no characters, so no text needs them
 
 # what a template can raise besides Jinja's own: 1 / 0, range(10**9), "a".index("b"), 5 | dictsort
 _MISTAKES = (TypeError, ValueError, ArithmeticError, LookupError, AttributeError, RecursionError)
@@ -48,18 +52,91 @@ def render_chat(
         of strings (or of lists of dicts of strings), or if a string makes a special token, which
         would let its author speak as somebody else.
     """
+    plain = _checked(tokenizer, messages)
+    render = _renderer(tokenizer, add_generation_prompt)
+    text = render(plain)
+    _refuse_made_tokens(tokenizer, plain, text, render)
+    return text
+
+
+def render_answers(
+    tokenizer: Any, messages: Sequence[Mapping[str, Any]]
+) -> tuple[str, list[tuple[int, int]]]:
+    """The conversation, as `render_chat` without a generation prompt, and where its answers stand.
+
+    The places, as (begin, end) in characters, are what the template writes between its marks
+    {% generation %} and {% endgeneration %}. Without marks, an answer is what the template writes
+    after the conversation before it and the generation prompt, up to its last special token; or
+    to its end, if it has none.
+
+    Raises: ValueError as `render_chat`; and if the template has no marks and what it writes for the
+        beginning of a conversation is not the beginning of what it writes for all of it.
+    """
+    plain = _checked(tokenizer, messages)
+    if not _MARK.search(tokenizer.chat_template):
+        text = render_chat(tokenizer, plain, add_generation_prompt=False)
+        return text, _answers_by_prefix(tokenizer, plain, text)
+    for place, string in [("the chat template", tokenizer.chat_template), *_strings(plain)]:
+        if _BEGIN in string or _END in string:
+            raise ValueError(f"{place} holds U+FDD0 or U+FDD1, which is no character")
+    render = _renderer(tokenizer, False)
+    text, begins, spans = "", [], []
+    for piece in re.split(f"({_BEGIN}|{_END})", _renderer(tokenizer, False, marked=True)(plain)):
+        if piece == _BEGIN:
+            begins.append(len(text))
+        elif piece == _END:
+            spans.append((begins.pop(), len(text)))
+        else:
+            text += piece
+    _refuse_made_tokens(tokenizer, plain, text, render)
+    return text, spans
+
+
+def _answers_by_prefix(
+    tokenizer: Any, plain: list[dict[str, Any]], text: str
+) -> list[tuple[int, int]]:
+    """Where the answers stand in `text`, found by writing the beginnings of the conversation."""
+    write, prompt = _renderer(tokenizer, False), _renderer(tokenizer, True)
+    spans = []
+    for i, message in enumerate(plain):
+        if message.get("role") != "assistant":
+            continue
+        before, after = prompt(plain[:i]), write(plain[: i + 1])
+        if not (text.startswith(after) and after.startswith(before)):
+            raise ValueError(
+                "the chat template has no {% generation %} marks, and what it writes for "
+                f"messages[:{i + 1}] is not a beginning of what it writes for all of them: "
+                "mark the answers in the template"
+            )
+        ends = [
+            after.rindex(token) + len(token) for token in tokenizer.special_tokens if token in after
+        ]
+        end = max(ends, default=0)
+        spans.append((len(before), end if end > len(before) else len(after)))
+    return spans
+
+
+def _checked(tokenizer: Any, messages: Any) -> list[dict[str, Any]]:
+    """A plain copy of the messages. Raises: ValueError if one spells a special token."""
     if tokenizer.chat_template is None:
         raise ValueError("this tokenizer came without a chat template")
     plain = _plain(messages)
-    places = [*_strings(plain)]
-    for place, text in places:
+    for place, text in _strings(plain):
         for token in tokenizer.special_tokens:
             if token in text:
                 raise ValueError(
                     f"a message spells the special token {token!r}: {text[:80]!r}, {place}"
                 )
-    render = _renderer(tokenizer, add_generation_prompt)
-    text = render(plain)
+    return plain
+
+
+def _refuse_made_tokens(
+    tokenizer: Any,
+    plain: list[dict[str, Any]],
+    text: str,
+    render: Callable[[list[dict[str, Any]]], str],
+) -> None:
+    """Raises: ValueError if harmless strings in the messages give other special tokens."""
     harmless = _Harmless(tokenizer.special_tokens, tokenizer.chat_template)
 
     def special(keep: int) -> list[int] | None:
@@ -74,19 +151,23 @@ def render_chat(
             "the chat template decides by the words of the messages: it refuses others"
         )
     if _special_ids(tokenizer, text) != expected:
+        places = [*_strings(plain)]
         first = next(n for n in range(len(places)) if special(n + 1) != expected)
         place, made_by = places[first]
         raise ValueError(
             f"a special token is made by {made_by[:80]!r}, {place}, alone or with what is written "
             "before it; or the chat template writes other special tokens for other words"
         )
-    return text
 
 
-def _renderer(tokenizer: Any, add_generation_prompt: bool) -> Callable[[list[dict[str, Any]]], str]:
+def _renderer(
+    tokenizer: Any, add_generation_prompt: bool, *, marked: bool = False
+) -> Callable[[list[dict[str, Any]]], str]:
     """The function from plain messages to the text that the template writes."""
-    environment = _environment()
-    from jinja2.exceptions import TemplateError
+    try:
+        from jinja2 import TemplateError
+    except ImportError:
+        raise ImportError("chat templates are written in Jinja: pip install jinja2") from None
 
     tokens = {name: getattr(tokenizer, name) for name in ("bos_token", "eos_token", "pad_token")}
     tokens = {name: token for name, token in tokens.items() if token is not None}
@@ -94,7 +175,7 @@ def _renderer(tokenizer: Any, add_generation_prompt: bool) -> Callable[[list[dic
 
     def render(messages: list[dict[str, Any]]) -> str:
         try:
-            template = environment.from_string(tokenizer.chat_template)
+            template = _compiled(tokenizer.chat_template, marked)
             return template.render(messages=messages, **options, **tokens)
         except (TemplateError, *_MISTAKES) as error:
             raise ValueError(f"the chat template refuses these messages: {error}") from None
@@ -189,7 +270,7 @@ class _Harmless:
         def string(text: str, known: Collection[str]) -> str:
             if next(number) <= keep or text in known:
                 return text
-            return "".join(c if c.isspace() else self.letter for c in text)
+            return re.sub(r"\S", self.letter, text)
 
         def fields(message: dict[str, Any]) -> dict[str, Any]:
             found: dict[str, Any] = {}
@@ -207,29 +288,35 @@ class _Harmless:
         return [fields(message) for message in messages]
 
 
-def _environment() -> Environment:
-    """Jinja as chat templates expect it.
+@lru_cache(maxsize=16)
+def _compiled(template: str, marked: bool) -> Template:
+    return _environment(marked).from_string(template)
 
-    Raises: ImportError if it is not installed.
+
+@cache
+def _environment(marked: bool) -> Environment:
+    """Jinja as chat templates expect it, with the answers' begins and ends `marked` or not.
+
     Source: transformers, `utils/chat_template_utils.py`.
     """
-    try:
-        from jinja2 import nodes
-        from jinja2.exceptions import TemplateError
-        from jinja2.ext import Extension
-        from jinja2.parser import Parser
-        from jinja2.sandbox import ImmutableSandboxedEnvironment
-    except ImportError:
-        raise ImportError("chat templates are written in Jinja: pip install jinja2") from None
+    from jinja2 import nodes
+    from jinja2.exceptions import TemplateError
+    from jinja2.ext import Extension
+    from jinja2.parser import Parser
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     class Generation(Extension):
-        """{% generation %} marks what an assistant says, for training; here it changes nothing."""
+        """{% generation %} marks what an assistant says, for training; nothing else needs it."""
 
         tags = {"generation"}  # noqa: RUF012 (as Jinja declares it)
 
         def parse(self, parser: Parser) -> list[nodes.Node]:
             next(parser.stream)
-            return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+            body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+            if not marked:
+                return body
+            begin, end = (nodes.Output([nodes.TemplateData(mark)]) for mark in (_BEGIN, _END))
+            return [begin, *body, end]
 
     def raise_exception(message: str) -> None:
         raise TemplateError(message)

@@ -7,7 +7,7 @@ Explained in deeper/09_data_sources.
 
 import random
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -22,7 +22,7 @@ from minillm.training.data import (
     with_new_names,
 )
 
-__all__ = ["DocumentBatches", "FileDocuments", "StoryDocuments"]
+__all__ = ["DocumentBatches", "FileDocuments", "StoryDocuments", "share_rows"]
 
 
 class StoryDocuments:
@@ -95,20 +95,29 @@ def _batches_of_like_length(rows: list[list[int]], budget: int) -> list[list[lis
     return batches
 
 
-def _pack(rows: list[list[int]], width: int) -> list[list[int]]:
-    """First fit, longest first: whole documents share a row; one's end token begins the next."""
+def share_rows(lengths: Sequence[int], width: int) -> list[list[int]]:
+    """Which pieces share a row of `width`: the longest first, each in the first row with room."""
     packed: list[list[int]] = []
-    open_rows: list[list[int]] = []
-    for row in sorted(rows, key=len, reverse=True):
-        place = next((p for p in open_rows if len(p) + len(row) - 1 <= width), None)
-        if place is None:
-            packed.append(list(row))
-            open_rows.append(packed[-1])
-        else:
-            place += row[1:]
-            if width - len(place) < 8:
-                open_rows = [p for p in open_rows if p is not place]
+    room: list[int] = []
+    open_rows: list[int] = []
+    for i in sorted(range(len(lengths)), key=lambda i: lengths[i], reverse=True):
+        row = next((r for r in open_rows if lengths[i] <= room[r]), None)
+        if row is None:
+            row = len(packed)
+            packed.append([])
+            room.append(width)
+            open_rows.append(row)
+        packed[row].append(i)
+        room[row] -= lengths[i]
+        if len(packed[row]) > 1 and room[row] < 8:
+            open_rows.remove(row)
     return packed
+
+
+def _pack(rows: list[list[int]], width: int) -> list[list[int]]:
+    """Whole documents share a row of at most `width` ids; one's end token begins the next."""
+    packed = share_rows([len(row) - 1 for row in rows], width - 1)
+    return [[*rows[row[0]][:1], *(id for i in row for id in rows[i][1:])] for row in packed]
 
 
 def _deal(

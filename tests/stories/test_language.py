@@ -418,3 +418,49 @@ def test_the_cards_of_a_deck_change_after_its_stories(lang):
     state = stream.state_dict()
     with pytest.raises(ValueError, match="cards: saved 3, now 4"):
         DeckDocuments(lang, list, cards=4, stories=5, seed=2).load_state_dict(state)
+
+
+def test_facts_are_the_cards_that_were_drawn():
+    """Read back from its facts alone, a story of one way to tell is the same story."""
+    grammar = """
+pool names: is | they
+Ann | she
+Ben | he
+
+pool deeds: do | did
+sing | sang
+run | ran
+
+rule story
+- {hero:names} said: I {deed:deeds}. <end>
+
+rule end
+- So {hero.they} {deed.did}.
+- But {other:names} {act:deeds.did}.
+"""
+    language = StoryLanguage(grammar=grammar)
+    rng = random.Random(0)
+    for _ in range(40):
+        text = language.sample(rng).text
+        facts = language.facts(text)
+        kept = "act" not in facts
+        assert set(facts) == {"hero", "deed"} | (set() if kept else {"other", "act"})
+        told = f"{facts['hero']['']} said: I {facts['deed']['']}. "
+        told += (
+            f"So {facts['hero']['they']} {facts['deed']['did']}."
+            if kept
+            else f"But {facts['other']['']} {facts['act']['did']}."
+        )
+        assert told == text
+
+
+@each
+def test_facts_of_a_story(lang, samples):
+    language = LANGUAGES[lang]
+    for story in samples[lang][:200]:
+        facts = language.facts(story.text)
+        assert facts["hero"][""] in story.text and len(facts) >= 8
+        assert facts == language.facts(story.text)
+    for text in ("", "Once upon a time.", story.text + " ", story.text[:-1]):
+        with pytest.raises(ValueError, match="no story of this language: "):
+            language.facts(text)

@@ -1,0 +1,262 @@
+"""Training on conversations: which tokens are the assistant's, and batches of them.
+
+Explained in notebooks/beyond/13_answers.ipynb.
+"""
+
+# Built from notebooks/beyond/13_answers.ipynb: edit there, then make build.
+
+import random
+import unicodedata
+import warnings
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import accumulate
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
+
+from minillm.model import CausalLM
+from minillm.nn.attention import causal_mask
+from minillm.tokenizer.chat import render_answers
+from minillm.training.data import check_settings, count_in, document_row, pad_rows
+from minillm.training.documents import share_rows
+
+__all__ = [
+    "ROLES",
+    "ConversationBatches",
+    "Example",
+    "Isolated",
+    "conversation_example",
+    "conversation_examples",
+    "document_example",
+    "token_mask",
+]
+
+ROLES = ("system", "developer", "user", "assistant", "tool")
+
+
+class Example(NamedTuple):
+    """Token ids, and which of them the model shall learn to write."""
+
+    ids: list[int]
+    mask: list[bool]
+
+
+def token_mask(
+    tokenizer: Any, text: str, ids: Sequence[int], spans: Sequence[tuple[int, int]]
+) -> list[bool]:
+    """Which tokens of `text` have a character of one of the spans.
+
+    Raises: ValueError if the tokens do not write `text`, byte by byte.
+    """
+    if hasattr(tokenizer, "library"):  # of Hugging Face: it knows which characters a token is from
+        places = tokenizer.library.encode(text, add_special_tokens=False).offsets
+    else:
+        if tokenizer.decode_bytes(ids) != text.encode():
+            raise ValueError(f"the tokenizer writes another text than {text[:80]!r}")
+        sizes = {i: len(tokenizer.decode_bytes([i])) for i in {*ids}}
+        ends = [*accumulate(sizes[i] for i in ids)]
+        places = [*zip([0, *ends], ends, strict=False)]
+        spans = [(len(text[:a].encode()), len(text[:b].encode())) for a, b in spans]
+    mask = [False] * len(ids)
+    for begin, end in spans:
+        for t in range(bisect_right(places, begin, key=lambda place: place[1]), len(ids)):
+            if places[t][0] >= end:
+                break
+            mask[t] = end > begin
+    return mask
+
+
+def conversation_example(tokenizer: Any, messages: Sequence[Mapping[str, Any]]) -> Example:
+    """A conversation as ids, and which of them are the assistant's, end tokens included.
+
+    The assistant's tokens are those that the chat template puts between its {% generation %} marks;
+    without marks they are found as `render_answers` says. Warns if the marks leave out the special
+    token that ends an answer: a model trained so does not learn to stop.
+
+    Raises: ValueError for an unknown role, a content that is no string, no message of the
+        assistant, a mask that is empty, and for what `render_chat` refuses.
+    """
+    if not isinstance(messages, list | tuple):
+        raise ValueError(f"messages must be a list of dicts, not a {type(messages).__name__}")
+    plain = [_message(message, f"messages[{i}]") for i, message in enumerate(messages)]
+    if all(message["role"] != "assistant" for message in plain):
+        raise ValueError(f"no answer: the roles are {[message['role'] for message in plain]}")
+    if getattr(tokenizer, "normalizer", None) == "NFC":  # then places in the text stay places
+        for message in plain:
+            message["content"] = unicodedata.normalize("NFC", message["content"])
+    text, spans = render_answers(tokenizer, plain)
+    ids = tokenizer.encode(text, allowed_special="all", add_special_tokens=False)
+    mask = token_mask(tokenizer, text, ids, spans)
+    if not any(mask[1:]):
+        raise ValueError("nothing to learn: the chat template marks no token of an answer")
+    special = set(tokenizer.special_tokens.values())
+    for t in range(1, len(ids)):
+        if mask[t - 1] and not mask[t] and ids[t] in special and ids[t - 1] not in special:
+            warnings.warn(
+                f"the chat template's marks leave out {tokenizer.decode([ids[t]])!r} after an "
+                "answer: a model trained so does not learn to stop",
+                stacklevel=2,
+            )
+            break
+    return Example(ids, mask)
+
+
+def _message(message: Any, place: str) -> dict[str, Any]:
+    """A copy of a message. Raises: ValueError for a role or a content that will not do."""
+    if not isinstance(message, Mapping):
+        raise ValueError(f"{place} must be a dict, not a {type(message).__name__}")
+    role, content = message.get("role"), message.get("content")
+    if role not in ROLES:
+        raise ValueError(f"{place} has the role {role!r}; known are {', '.join(ROLES)}")
+    if not isinstance(content, str):
+        raise ValueError(f"{place}['content'] must be a string, not a {type(content).__name__}")
+    return dict(message)
+
+
+def conversation_examples(
+    tokenizer: Any, conversations: Iterable[Sequence[Mapping[str, Any]]]
+) -> list[Example]:
+    """The examples of many conversations.
+
+    Raises: ValueError, with the number of the conversation, as `conversation_example` does.
+    """
+    examples = []
+    for n, messages in enumerate(conversations):
+        try:
+            examples.append(conversation_example(tokenizer, messages))
+        except ValueError as error:
+            raise ValueError(f"conversation {n}: {error}") from None
+    return examples
+
+
+def document_example(ids: Iterable[int], end_id: int) -> Example:
+    """A document between two end tokens, all of which is to be learnt."""
+    row = document_row(ids, end_id)
+    return Example(row, [False] + [True] * (len(row) - 1))
+
+
+class ConversationBatches:
+    """Batches of examples, epoch after epoch, each in an order of its own: a `BatchSource`.
+
+    Targets are the next ids; those that the mask leaves out are -100, as those of padding are. With
+    `layout="padded"` a row holds one example. With `layout="packed"` a row of `context_length`
+    holds as many whole examples as fit, and the inputs are two rows: the ids, and the number of the
+    example that each belongs to; `Isolated` makes a model of ids read them.
+
+    Shape: -> inputs (B, T) or, packed, (B, 2, T); targets (B, T).
+    Raises: ValueError, with its number, for an example without a target, and for one too long for a
+        row, if what would be cut off is to be learnt; else it is cut.
+    """
+
+    def __init__(
+        self,
+        examples: Sequence[Example],
+        batch_size: int,
+        context_length: int,
+        *,
+        layout: Literal["padded", "packed"] = "padded",
+        seed: int = 0,
+    ) -> None:
+        if layout not in ("padded", "packed") or min(batch_size, context_length) < 1:
+            raise ValueError(f"{layout=}, {batch_size=}, {context_length=}")
+        if not examples:
+            raise ValueError("no examples to train on")
+        self.settings: dict[str, Any] = {
+            "batch_size": batch_size,
+            "context_length": context_length,
+            "layout": layout,
+            "seed": seed,
+            "examples": len(examples),
+        }
+        self.pairs = [_input_and_target(e, context_length, n) for n, e in enumerate(examples)]
+        self.index = self._epoch = 0
+        self._batches = self._deal()
+
+    def _deal(self) -> list[list[list[int]]]:
+        """The batches of the epoch, each a list of rows, each row the numbers of its examples."""
+        shuffle = random.Random(f"{self.settings['seed']}/{self._epoch}").shuffle
+        order = list(range(len(self.pairs)))
+        shuffle(order)
+        rows = [[n] for n in order]
+        if self.settings["layout"] == "packed":
+            lengths = [len(self.pairs[n][0]) for n in order]
+            packed = share_rows(lengths, self.settings["context_length"])
+            rows = [[order[i] for i in row] for row in packed]
+            shuffle(rows)
+        size = self.settings["batch_size"]
+        return [rows[i : i + size] for i in range(0, len(rows), size)]
+
+    def __next__(self) -> tuple[Tensor, Tensor]:
+        epoch, place = divmod(self.index, len(self._batches))  # all epochs have as many
+        if epoch != self._epoch:
+            self._epoch = epoch
+            self._batches = self._deal()
+        self.index += 1
+        rows = self._batches[place]
+        inputs, targets = (
+            [torch.cat([self.pairs[n][side] for n in row]) for row in rows] for side in (0, 1)
+        )
+        ids = pad_sequence(inputs, batch_first=True)
+        if self.settings["layout"] == "packed":
+            numbers = [
+                torch.cat([torch.full_like(self.pairs[n][0], n) for n in row]) for row in rows
+            ]
+            ids = torch.stack([ids, pad_sequence(numbers, True, padding_value=-1)], dim=1)
+        return ids, pad_sequence(targets, True, padding_value=-100)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where we stand, with the settings that must not change."""
+        return {**self.settings, "index": self.index}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go where `state` says. Raises: ValueError if its settings are others than ours."""
+        check_settings(state, {**self.settings, "index": state.get("index")})
+        self.index = count_in(state, "index")
+
+
+def _input_and_target(example: Example, context_length: int, number: int) -> tuple[Tensor, Tensor]:
+    """Shape: -> (T,), (T,). Raises: ValueError if nothing is to be learnt, or that would be cut."""
+    ids, mask = example
+    if len(ids) != len(mask) or not any(mask[1:]):
+        raise ValueError(
+            f"example {number}: {len(ids)} ids, a mask of {len(mask)}, {sum(mask[1:])} targets"
+        )
+    last = max(t for t, learnt in enumerate(mask) if learnt)
+    if last > context_length:
+        raise ValueError(
+            f"example {number}: {len(ids)} ids, the last to be learnt is number {last + 1}; "
+            f"a row of {context_length} would cut it off"
+        )
+    ids, mask = ids[: context_length + 1], mask[: context_length + 1]
+    inputs, targets = pad_rows([ids], len(ids), 0)
+    _, learnt = pad_rows([[int(m) for m in mask]], len(ids), 0)
+    return inputs[0], targets.masked_fill(learnt != 1, -100)[0]
+
+
+class Isolated(nn.Module):
+    """Makes a `CausalLM` read packed rows: each example sees itself alone, from position 0 on.
+
+    Shape: (B, 2, T), ids and numbers of examples -> (B, T, V).
+    Raises: ValueError for another shape; for a model with a sliding window, which it would ignore.
+    """
+
+    def __init__(self, model: CausalLM) -> None:
+        super().__init__()
+        if model.config.sliding_window is not None:
+            raise ValueError(f"a sliding window ({model.config.sliding_window}) is not packed")
+        self.model = model
+
+    def forward(self, packed: Tensor) -> Tensor:
+        if packed.dim() != 3 or packed.shape[1] != 2:
+            raise ValueError(f"packed rows are (B, 2, T), not {tuple(packed.shape)}")
+        ids, numbers = packed.unbind(1)  # (B, T)
+        B, T = ids.shape
+        slots = torch.arange(T, device=ids.device).expand(B, T)
+        begins = torch.ones_like(ids, dtype=torch.bool)
+        begins[:, 1:] = numbers[:, 1:] != numbers[:, :-1]
+        first = torch.where(begins, slots, 0).cummax(-1).values  # slot of the example's first token
+        mask = (first[:, :, None] == first[:, None, :]) & causal_mask(T, T, device=ids.device)
+        return self.model.run(ids, slots - first, mask[:, None], False)
