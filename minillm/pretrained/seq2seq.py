@@ -69,7 +69,9 @@ _SEARCH += ("suppress_tokens", "repetition_penalty", "do_sample", "encoder_no_re
 _QUIET: dict[str, Any] = {"num_beams": 1, "no_repeat_ngram_size": 0, "min_length": 0}
 _QUIET |= {"repetition_penalty": 1.0, "do_sample": False, "encoder_no_repeat_ngram_size": 0}
 
-_GENERATION = ("pad", "bos", "eos", "decoder_start", "forced_bos", "forced_eos")
+# What a generation_config.json says better than the config.json beside it.
+_FORCED = ("forced_bos_token_id", "forced_eos_token_id")
+_ENDS = ("eos_token_id", "decoder_start_token_id")
 
 
 def read_config(
@@ -93,9 +95,7 @@ def read_config(
     ):
         if data.get(key) is not None and data[key] != ours:
             raise ValueError(f"{key}={data[key]!r} of a {kind} config is not computed")
-    if generation is None:
-        generation = {}
-    asked = {**data, **generation}
+    asked = {**data, **(generation or {})}
     search = [
         f"{key}={asked[key]!r}"
         for key in _SEARCH
@@ -104,8 +104,10 @@ def read_config(
     if search:
         which = ", ".join(search)
         warnings.warn(f"generate takes no notice of the files' {which}", stacklevel=3)
-    names = {f"{name}_token_id" for name in _GENERATION}
-    found = {**_DEFAULTS[kind], **data, **{k: v for k, v in generation.items() if k in names}}
+    found = {**_DEFAULTS[kind], **data}
+    if generation is not None:  # what it does not force is not forced, whatever config.json says
+        found |= {name: generation.get(name) for name in _FORCED}
+        found |= {k: v for k, v in generation.items() if k in _ENDS and v is not None}
     return Seq2SeqConfig(
         **{f.name: found[f.name] for f in fields(Seq2SeqConfig) if f.name in found}
     )
