@@ -30,6 +30,7 @@ MODULES = {
     "09": "train",
     "10": "model",
     "11": "experts",
+    "15": "two_sequences",
 }
 
 Grader = Callable[[Any], "str | None"]

@@ -180,7 +180,9 @@ class Seq2SeqConfig:
 
 
 _SIZES = ["vocab_size", "max_position_embeddings", "d_model"]
+
 _SIZES += [f"{s}_{n}" for s in ("encoder", "decoder") for n in ("layers", "ffn_dim")]
+
 _SIZES += ["encoder_attention_heads", "decoder_attention_heads"]
 
 
@@ -542,6 +544,10 @@ class EncoderDecoder(nn.Module):
             attention_mask=decoder_attention_mask,
             **{"eos_token_id": FROM_CONFIG, **options},
         )
+
+    def num_parameters(self) -> int:
+        """Trainable numbers; a matrix that is shared counts once."""
+        return sum(p.numel() for p in self.parameters() if p.requires_grad)
 
     @classmethod
     def from_pretrained(cls, name: str | os.PathLike[str], **options: Any) -> "EncoderDecoder":
