@@ -120,7 +120,7 @@ def t5_attention(q: Tensor, k: Tensor, v: Tensor, table: Tensor, buckets: Tensor
 @exercise(
     "15.4",
     "a number of the table for each head and pair, added to the scores, before the softmax",
-    "positions can be a number added to scores; T5 makes up for the missing scale in its first weights",
+    "positions can be numbers added to scores; T5 makes up for the scale in its first weights",
 )
 def _t5(answer: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Any]) -> str | None:
     generator = torch.Generator().manual_seed(0)

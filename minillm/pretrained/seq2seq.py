@@ -63,11 +63,14 @@ _ONLY: dict[str, tuple[Any, ...]] = {
     "quantization_config": (),
 }
 
-# How to search, which the caller of `generate` decides.
-_SEARCH = ("num_beams", "no_repeat_ngram_size", "min_length", "min_new_tokens", "bad_words_ids")
-_SEARCH += ("suppress_tokens", "repetition_penalty", "do_sample", "encoder_no_repeat_ngram_size")
-_QUIET: dict[str, Any] = {"num_beams": 1, "no_repeat_ngram_size": 0, "min_length": 0}
-_QUIET |= {"repetition_penalty": 1.0, "do_sample": False, "encoder_no_repeat_ngram_size": 0}
+# How to search, which the caller of `generate` decides, and the values that ask for nothing.
+_SEARCH: dict[str, Any] = {
+    "num_beams": 1,
+    "do_sample": False,
+    "repetition_penalty": 1.0,
+    **dict.fromkeys(("no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "min_length"), 0),
+    **dict.fromkeys(("min_new_tokens", "bad_words_ids", "suppress_tokens")),
+}
 
 # What a generation_config.json says better than the config.json beside it.
 _FORCED = ("forced_bos_token_id", "forced_eos_token_id")
@@ -96,13 +99,9 @@ def read_config(
         if data.get(key) is not None and data[key] != ours:
             raise ValueError(f"{key}={data[key]!r} of a {kind} config is not computed")
     asked = {**data, **(generation or {})}
-    search = [
-        f"{key}={asked[key]!r}"
-        for key in _SEARCH
-        if asked.get(key) is not None and asked[key] != _QUIET.get(key)
-    ]
-    if search:
-        which = ", ".join(search)
+    asks = {key: asked[key] for key in _SEARCH if asked.get(key) not in (None, _SEARCH[key])}
+    if asks:
+        which = ", ".join(f"{key}={value!r}" for key, value in asks.items())
         warnings.warn(f"generate takes no notice of the files' {which}", stacklevel=3)
     found = {**_DEFAULTS[kind], **data}
     if generation is not None:  # what it does not force is not forced, whatever config.json says
