@@ -146,8 +146,8 @@ class Seq2SeqConfig:
             raise ValueError(f"unknown activation {self.activation_function!r}; known are {known}")
         for name in ("dropout", "attention_dropout", "activation_dropout"):
             share = getattr(self, name)
-            if not 0.0 <= share < 1.0:
-                raise ValueError(f"{name} must lie in [0, 1), not {share}")
+            if not isinstance(share, int | float) or not 0.0 <= share < 1.0:
+                raise ValueError(f"{name} must lie in [0, 1), not {share!r}")
         if not self.share_encoder_decoder_embeddings and self.model_type == "bart":
             raise ValueError("share_encoder_decoder_embeddings=False is Marian's; bart has one")
         for name in ("eos_token_id", "forced_eos_token_id"):  # JSON has lists

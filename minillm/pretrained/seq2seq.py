@@ -59,7 +59,6 @@ _ONLY: dict[str, tuple[Any, ...]] = {
     "decoder_layerdrop": (0, 0.0),
     "normalize_before": (False,),
     "add_final_layer_norm": (False,),
-    "add_bias_logits": (False,),
     "quantization_config": (),
 }
 
