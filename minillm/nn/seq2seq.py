@@ -423,6 +423,9 @@ class EncoderDecoder(nn.Module):
         rows = len(memory.keys_values[0][0])
         if len(input_ids) != rows:
             raise ValueError(f"{len(input_ids)} targets for a memory of {rows} sources")
+        if len(memory.keys_values) != len(self.decoder.layers):
+            sizes = f"{len(memory.keys_values)} layers for {len(self.decoder.layers)}"
+            raise ValueError(f"a memory of {sizes}: another model has made it")
         if logits_to_keep < 0:
             raise ValueError(f"logits_to_keep must not be negative: {logits_to_keep}")
         slots = torch.arange(past, past + T, device=input_ids.device)

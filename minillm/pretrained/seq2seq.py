@@ -6,6 +6,7 @@ Used by `EncoderDecoder`, shown in notebooks/beyond/15_two_sequences.ipynb; writ
 from __future__ import annotations
 
 import os
+import re
 import warnings
 from collections.abc import Mapping
 from contextlib import suppress
@@ -142,6 +143,8 @@ def load(
     Raises: ValueError if a weight is missing, unexpected or of another shape, each named, or if the
         config says what is not computed; FileNotFoundError if there is no such folder.
     """
+    if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+        raise ValueError(f"dtype must be a torch.dtype of floating-point numbers, not {dtype!r}")
     folder = local_place(name, revision)
     with suppress(OSError):  # not ours to write, or in use: then read where it lies
         recover(folder)
@@ -149,6 +152,7 @@ def load(
     generation = read_json(path) if resolve(path).exists() else None
     config = read_config(read_json(folder / "config.json"), generation)
     tensors = _ours(read_tensors(folder), config, folder)
+    _check_layers(tensors, config, folder)
     with torch.device("meta"), ShapesAlone():
         model = EncoderDecoder(config)
     _check(tensors, model, folder)
@@ -188,6 +192,19 @@ def _ours(tensors: Mapping[str, Tensor], config: Seq2SeqConfig, folder: Path) ->
         for side in ("encoder", "decoder"):
             found.setdefault(f"{side}.embed_positions.weight", table)
     return found
+
+
+def _check_layers(tensors: Mapping[str, Tensor], config: Seq2SeqConfig, folder: Path) -> None:
+    """Raises: ValueError, before a model is made, if the config has layers without any weight."""
+    for side in ("encoder", "decoder"):
+        found = (re.match(rf"{side}\.layers\.([0-9]{{1,9}})\.", name) for name in tensors)
+        layers = {int(match[1]) for match in found if match}
+        wanted = getattr(config, f"{side}_layers")
+        if wanted > len(layers):
+            first = next(i for i in range(wanted) if i not in layers)
+            there = f"{wanted} by the config, and weights of {len(layers)}"
+            message = f"missing: model.{side}.layers.{first}. ({there})"
+            raise ValueError(f"{folder} does not fit its config: {message}")
 
 
 def _check(tensors: Mapping[str, Tensor], model: EncoderDecoder, folder: Path) -> None:

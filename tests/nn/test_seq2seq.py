@@ -381,6 +381,10 @@ ONE = torch.tensor([[5, 6, 7]])
             r"decoder_input_ids is \(1, 2\), it should be \(1, 3\)",
         ),
         (lambda m: m.decode(ONE.expand(2, 3), m.encode(ONE)), "2 targets for a memory of 1"),
+        (
+            lambda m: m.decode(ONE, model_of(decoder_layers=1).encode(ONE)),
+            "a memory of 1 layers for 2",
+        ),
         (lambda m: m.decode(ONE, m.encode(ONE), logits_to_keep=-1), "logits_to_keep .* -1"),
         (
             lambda m: m.generate(ONE, max_new_tokens=25),

@@ -77,6 +77,8 @@ def test_dtypes_are_kept_or_asked_for(tmp_path):
     assert EncoderDecoder.from_pretrained(tmp_path).lm_head.weight.dtype == torch.bfloat16
     wide = EncoderDecoder.from_pretrained(tmp_path, dtype=torch.float32)
     assert all(p.dtype == torch.float32 for p in wide.parameters())
+    with pytest.raises(ValueError, match="floating-point numbers, not 'float32'"):
+        EncoderDecoder.from_pretrained(tmp_path, dtype="float32")
     wide.save_pretrained(tmp_path / "wide")
     assert json.loads((tmp_path / "wide" / "config.json").read_text())["dtype"] == "float32"
 
@@ -129,7 +131,9 @@ def test_weights_that_do_not_fit_are_named(change, message, tmp_path):
         ({"encoder_layerdrop": 0.1}, "encoder_layerdrop=0.1"),
         ({"is_encoder_decoder": False}, "is_encoder_decoder=False"),
         ({"quantization_config": {"bits": 4}}, "quantization_config"),
-        ({"encoder_layers": 5}, r"missing: model\.encoder\.layers\.2\."),
+        ({"encoder_layers": 5}, r"missing: model\.encoder\.layers\.2\. \(5 .* weights of 2\)"),
+        ({"decoder_layers": 10**9}, r"missing: model\.decoder\.layers\.3\. \(10{9} by"),
+        ({"decoder_layers": 2}, r"unexpected: model\.decoder\.layers\.2\."),
         ({"activation_function": "mish"}, "unknown activation 'mish'"),
     ],
 )
