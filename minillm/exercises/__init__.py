@@ -32,6 +32,7 @@ MODULES = {
     "11": "experts",
     "13": "answers",
     "14": "lora",
+    "15": "two_sequences",
 }
 
 Grader = Callable[[Any], "str | None"]

@@ -93,7 +93,7 @@ _OWN = {
 
 
 # Hugging Face's names of activations that have another with us.
-_ACTIVATIONS = {
+ACTIVATION_NAMES = {
     "gelu_tanh": "gelu_pytorch_tanh",
     "gelu_sigmoid": "quick_gelu",
     "relu_squared": "relu2",
@@ -353,7 +353,7 @@ def write_config(config: ModelConfig) -> dict[str, Any]:
     data = {f.name: getattr(config, f.name) for f in fields(config)}
     for key in ("rms_norm_eps", "rope_theta", "attention_dropout", "initializer_range"):
         data[key] = float(data[key])  # transformers 5 takes no whole number there
-    data["hidden_act"] = _ACTIVATIONS.get(data["hidden_act"], data["hidden_act"])
+    data["hidden_act"] = ACTIVATION_NAMES.get(data["hidden_act"], data["hidden_act"])
     latent = ("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
     drop = {"parallel_attn", "num_ln_in_parallel_attn", "rope_interleave"}
     drop |= set() if family.mla else set(latent)

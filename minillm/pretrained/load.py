@@ -110,8 +110,8 @@ _KEPT = re.compile(r"\.e_score_correction_bias$")
 
 
 # What a model is read from, as names or patterns, and what its tokenizer: a saved one replaces all.
-_MODEL_FILES = [WEIGHTS, INDEX, f"model-{'[0-9]' * 5}-of-{'[0-9]' * 5}.safetensors"]
-_MODEL_FILES += ["generation_config.json"]
+MODEL_FILES = [WEIGHTS, INDEX, f"model-{'[0-9]' * 5}-of-{'[0-9]' * 5}.safetensors"]
+MODEL_FILES += ["generation_config.json"]
 _TOKENIZER_FILES = ["tokenizer.json", "tokenizer_config.json", "chat_template.jinja"]
 _TOKENIZER_FILES += ["special_tokens_map.json", "added_tokens.json"]
 
@@ -153,7 +153,7 @@ def _from_folder(
         recover(folder)
     data = read_json(folder / "config.json")
     config = ModelConfig.from_dict({**data, **_ends(folder)})
-    tensors = read_weights(_read_tensors(folder), config)
+    tensors = read_weights(read_tensors(folder), config)
     model = _fitting_model(config, tensors, folder)
     if wanted is None and len({v.dtype for v in tensors.values()}) > 1:
         given = data.get("dtype") or data.get("torch_dtype")
@@ -232,7 +232,7 @@ def save_pretrained(
             views.clear()
         _copy_weights(model)
 
-    old = _MODEL_FILES + (_TOKENIZER_FILES if tokenizer is not None else [])
+    old = MODEL_FILES + (_TOKENIZER_FILES if tokenizer is not None else [])
     with transaction(folder, remove=old, num_bytes=size, release=release) as staging:
         if tokenizer is not None:
             tokenizer.save(staging)
@@ -247,7 +247,7 @@ def save_pretrained(
             write_json(staging / INDEX, {"metadata": {"total_size": size}, "weight_map": places})
 
 
-class _ShapesAlone(TorchFunctionMode):
+class ShapesAlone(TorchFunctionMode):
     """Tensors have shapes and no numbers inside, but for the angles of the rotation.
 
     On the meta device alone, drawing weights and computing the angles would give nothing, and
@@ -267,7 +267,7 @@ class _ShapesAlone(TorchFunctionMode):
 
 def empty_model(config: ModelConfig) -> CausalLM:
     """A model whose weights have shapes and no numbers, to be filled from a file."""
-    with torch.device("meta"), _ShapesAlone():
+    with torch.device("meta"), ShapesAlone():
         return CausalLM(config)
 
 
@@ -357,7 +357,7 @@ def _load_tokenizer(folder: Path) -> Any:
         return load_tokenizer(gathered)
 
 
-def _read_tensors(folder: Path) -> dict[str, Tensor]:
+def read_tensors(folder: Path) -> dict[str, Tensor]:
     """All tensors of the folder, from one file or from the shards that the index names."""
     whole, index = (resolve(folder / name).exists() for name in (WEIGHTS, INDEX))
     if index and not whole:
