@@ -200,7 +200,9 @@ def _defaults(c: ModelConfig) -> dict[str, Any]:
     family = c.family
     heads = c.num_attention_heads
     if not family.mla and c.head_dim is None and heads and c.hidden_size % heads:
-        raise ValueError(f"hidden_size {c.hidden_size} does not divide into {heads} heads: give head_dim")
+        raise ValueError(
+            f"hidden_size {c.hidden_size} does not divide into {heads} heads: give head_dim"
+        )
     return {
         "num_key_value_heads": c.num_attention_heads,
         "head_dim": c.qk_rope_head_dim if family.mla else heads and c.hidden_size // heads,

@@ -333,9 +333,10 @@ class CausalLM(nn.Module):
         device = self.lm_head.weight.device
         generator = None if device.type == "meta" else torch.Generator(device).manual_seed(seed)
         std, layers = self.config.initializer_range, self.config.num_hidden_layers
-        for module in self.model.modules():
-            if hasattr(module, "draw"):  # a layer with a state knows which steps and decays it needs
-                module.draw(generator)
+        for layer in self.model.layers:
+            mamba: Any = getattr(layer, "mamba", None)
+            if mamba is not None:  # decays and time steps have sizes of their own
+                mamba.draw(generator)
         for name, weight in self.model.named_parameters():
             if re.search(r"\.mamba\.(A_log|conv1d|dt_proj)", name):
                 continue

@@ -60,7 +60,7 @@ _SPELLING = {
 
 # Keys of layers with a state: ours -> theirs, and what transformers takes a file without the key to
 # mean.
-_STATE = {
+_STATE: dict[str, dict[str, tuple[str, Any]]] = {
     "mamba": {
         "state_size": ("state_size", 16),
         "conv_kernel": ("conv_kernel", 4),
@@ -413,7 +413,9 @@ def _read_states(found: dict[str, Any]) -> None:
         limit = state["time_step_limit"]
         words = {"Infinity": math.inf}
         if isinstance(limit, list):
-            limit = [words.get(x.get("__float__")) if isinstance(x, Mapping) else x for x in limit]
+            limit = [
+                words.get(str(x.get("__float__"))) if isinstance(x, Mapping) else x for x in limit
+            ]
         state["time_step_limit"] = limit
     channels = state["expand"] * found["hidden_size"]
     given = {"mamba": "intermediate_size", "mamba2": "head_dim", "bamba": "mamba_d_head"}[kind]
