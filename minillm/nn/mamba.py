@@ -495,14 +495,13 @@ def check_heads(hidden_size: int, sizes: StateSizes) -> int:
 def make_state_cache(model: Any, kind: str, shape: Mapping[str, Any]) -> KVCache:
     """A cache of that kind where a layer of the model attends, of fixed size where it has a state.
 
-    Raises: ValueError for a kind that lays out keys, if no layer has any.
+    Raises: ValueError as `make_cache` does.
     """
     mixers = [getattr(layer, "mamba", None) for layer in model.model.layers]
     count = mixers.count(None)
-    if count == 0 and kind not in ("dynamic", "static"):
-        name = model.config.model_type
-        raise ValueError(f"{name} has no keys for a cache of kind {kind!r}: it takes 'dynamic'")
-    keys = make_cache(kind, **{**shape, "num_layers": count}).layers if count else []
+    one = {"num_layers": 1, "num_kv_heads": 1, "key_dim": 1, "value_dim": 1}
+    checked = make_cache(kind, **{**shape, **({"num_layers": count} if count else one)})
+    keys = checked.layers if count else []  # a kind says how keys lie, and here there may be none
     options = {key: shape[key] for key in ("max_length", "dtype", "device")}
     return KVCache(
         [

@@ -139,7 +139,7 @@ _OWN = {
 
 # Keys that no file of a model without attention has; its layers have no feed-forward block either.
 _OF_ATTENTION = {"num_attention_heads", "num_key_value_heads", "head_dim", "attention_bias"}
-_OF_ATTENTION |= {"attention_dropout", "intermediate_size", "mlp_bias", "max_position_embeddings"}
+_OF_ATTENTION |= {"attention_dropout", "intermediate_size", "mlp_bias"}
 
 
 # Hugging Face's names of activations that have another with us.

@@ -231,7 +231,7 @@ def test_padding_is_no_input_wherever_it_stands(name):
 def test_the_first_steps_lie_where_the_paper_puts_them(name):
     m = MIXERS[name]()
     steps = F.softplus(m.time_step_bias())
-    assert 0.001 * 0.999 < steps.min() and steps.max() < 0.1 * 1.001
+    assert steps.min() > 0.001 * 0.999 and steps.max() < 0.1 * 1.001
     rates = m.A_log.exp()
     torch.testing.assert_close(rates[..., -1], torch.full(rates.shape[:-1], float(rates.shape[-1])))
 
