@@ -38,35 +38,6 @@ __all__ = [
 ]
 
 
-def segment_decay(a: Tensor) -> Tensor:
-    """What is left at t of an input at s: exp(a[s+1] + ... + a[t]); 1 where s = t, 0 where s > t.
-
-    Each segment is a sum of its own terms: a difference of two long sums would lose digits.
-
-    Shape: (..., T) -> (..., T, T)
-    Source: Dao and Gu 2024, section 6.
-    """
-    T = a.shape[-1]
-    terms = a[..., :, None].expand(*a.shape, T).tril(-1)  # row t, column s < t: a[t]
-    return terms.cumsum(-2).exp().tril()
-
-
-def causal_conv(
-    x: Tensor, weight: Tensor, bias: Tensor | None, window: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
-    """Each channel's weighted sum of its last W inputs; `window` holds the W - 1 before the first.
-
-    Shape: x (B, T, E), weight (E, 1, W), window (B, W - 1, E), zeros without one
-        -> (B, T, E), the window after the last input
-    """
-    batch, T, channels = x.shape
-    width = weight.shape[-1]
-    before = x.new_zeros(batch, width - 1, channels) if window is None else window.to(x.dtype)
-    x = torch.cat((before, x), 1)
-    y = F.conv1d(x.mT, weight, bias, groups=channels).mT
-    return y, x[:, T:]
-
-
 def ssm_recurrent(
     x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, *, state: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
@@ -88,6 +59,19 @@ def ssm_recurrent(
         h = decay[:, t] * h + x[:, t, :, :, None] * B[:, t, :, None, :]
         y.append((h @ C[:, t, :, :, None])[..., 0])
     return torch.stack(y, 1), h
+
+
+def segment_decay(a: Tensor) -> Tensor:
+    """What is left at t of an input at s: exp(a[s+1] + ... + a[t]); 1 where s = t, 0 where s > t.
+
+    Each segment is a sum of its own terms: a difference of two long sums would lose digits.
+
+    Shape: (..., T) -> (..., T, T)
+    Source: Dao and Gu 2024, section 6.
+    """
+    T = a.shape[-1]
+    terms = a[..., :, None].expand(*a.shape, T).tril(-1)  # row t, column s < t: a[t]
+    return terms.cumsum(-2).exp().tril()
 
 
 def ssm_quadratic(x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor) -> Tensor:
@@ -145,73 +129,20 @@ def ssm_chunked(
     return y[:, :T], h.view(batch, H, D, N)
 
 
-def selective_scan(
-    x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, *, state: Tensor | None = None
+def causal_conv(
+    x: Tensor, weight: Tensor, bias: Tensor | None, window: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Mamba's recurrence: as `ssm_recurrent`, but every number of the state decays at its own rate.
+    """Each channel's weighted sum of its last W inputs; `window` holds the W - 1 before the first.
 
-    Shape: x and dt (B, T, E), A (E, N), B and C (B, T, N), state (B, E, N)
-        -> y (B, T, E), the last state
-    Source: Gu and Dao 2023, algorithm 2, with Euler's step for B as in its code.
+    Shape: x (B, T, E), weight (E, 1, W), window (B, W - 1, E), zeros without one
+        -> (B, T, E), the window after the last input
     """
-    h = x.new_zeros(*x[:, 0].shape, A.shape[-1]) if state is None else state
-    decay = (dt[..., None] * A).exp()  # (B, T, E, N)
-    x = dt * x
-    y = []
-    for t in range(x.shape[1]):
-        h = decay[:, t] * h + x[:, t, :, None] * B[:, t, None, :]
-        y.append((h @ C[:, t, :, None])[..., 0])
-    return torch.stack(y, 1), h
-
-
-@dataclass(frozen=True)
-class StateSizes:
-    """What fixes a Mamba layer's shapes and arithmetic, under Hugging Face's keys.
-
-    The mixer has `expand` times the model's hidden size channels. Mamba-2 cuts them into
-    `num_heads`, which share B and C in `n_groups`; Mamba has a rank for its time steps instead
-    (None: a sixteenth of the hidden size, rounded up).
-
-    Raises: ValueError, with key and value, for what it may not hold.
-    """
-
-    state_size: int = 16
-    num_heads: int | None = None
-    n_groups: int = 1
-    chunk_size: int = 64
-    conv_kernel: int = 4
-    expand: int = 2
-    time_step_rank: int | None = None
-    time_step_limit: tuple[float, float] = (0.0, math.inf)
-    use_bias: bool = False
-    use_conv_bias: bool = True
-    residual_in_fp32: bool = False  # what a 16-bit model adds its layers up in
-
-    def __post_init__(self) -> None:
-        for f in fields(self):
-            value = getattr(self, f.name)
-            if f.type is bool:
-                if not isinstance(value, bool):
-                    raise ValueError(f"{f.name} must be True or False, not {value!r}")
-            elif f.name == "time_step_limit" or (value is None and f.default is None):
-                continue
-            elif type(value) is not int or not 0 < value < 2**31:
-                raise ValueError(f"{f.name} must be a positive integer, not {value!r}")
-        low, high = _limits(self.time_step_limit)
-        object.__setattr__(self, "time_step_limit", (low, high))
-        if self.num_heads is not None and self.num_heads % self.n_groups:
-            raise ValueError(f"num_heads {self.num_heads} do not share n_groups {self.n_groups}")
-
-
-def _limits(given: Any) -> tuple[float, float]:
-    """Raises: ValueError unless these are two numbers, the first from 0 and not the greater."""
-    if isinstance(given, list | tuple) and len(given) == 2:
-        low, high = given
-        numbers = all(isinstance(x, int | float) and type(x) is not bool for x in given)
-        if numbers and 0 <= low <= high and low < math.inf:
-            return float(low), float(high)
-    words = "two numbers, the first from 0, the second not below it"
-    raise ValueError(f"time_step_limit must be {words}, not {given!r}")
+    batch, T, channels = x.shape
+    width = weight.shape[-1]
+    before = x.new_zeros(batch, width - 1, channels) if window is None else window.to(x.dtype)
+    x = torch.cat((before, x), 1)
+    y = F.conv1d(x.mT, weight, bias, groups=channels).mT
+    return y, x[:, T:]
 
 
 class StateLayer(CacheLayer):
@@ -278,6 +209,56 @@ class StateLayer(CacheLayer):
         return sum(buffer.nbytes for buffer in self._buffers)
 
 
+@dataclass(frozen=True)
+class StateSizes:
+    """What fixes a Mamba layer's shapes and arithmetic, under Hugging Face's keys.
+
+    The mixer has `expand` times the model's hidden size channels. Mamba-2 cuts them into
+    `num_heads`, which share B and C in `n_groups`; Mamba has a rank for its time steps instead
+    (None: a sixteenth of the hidden size, rounded up).
+
+    Raises: ValueError, with key and value, for what it may not hold.
+    """
+
+    state_size: int = 16
+    num_heads: int | None = None
+    n_groups: int = 1
+    chunk_size: int = 64
+    conv_kernel: int = 4
+    expand: int = 2
+    time_step_rank: int | None = None
+    time_step_limit: tuple[float, float] = (0.0, math.inf)
+    use_bias: bool = False
+    use_conv_bias: bool = True
+    residual_in_fp32: bool = False  # what a 16-bit model adds its layers up in
+
+    def __post_init__(self) -> None:
+        for f in fields(self):
+            value = getattr(self, f.name)
+            if f.type is bool:
+                if not isinstance(value, bool):
+                    raise ValueError(f"{f.name} must be True or False, not {value!r}")
+            elif f.name == "time_step_limit" or (value is None and f.default is None):
+                continue
+            elif type(value) is not int or not 0 < value < 2**31:
+                raise ValueError(f"{f.name} must be a positive integer, not {value!r}")
+        low, high = _limits(self.time_step_limit)
+        object.__setattr__(self, "time_step_limit", (low, high))
+        if self.num_heads is not None and self.num_heads % self.n_groups:
+            raise ValueError(f"num_heads {self.num_heads} do not share n_groups {self.n_groups}")
+
+
+def _limits(given: Any) -> tuple[float, float]:
+    """Raises: ValueError unless these are two numbers, the first from 0 and not the greater."""
+    if isinstance(given, list | tuple) and len(given) == 2:
+        low, high = given
+        numbers = all(isinstance(x, int | float) and type(x) is not bool for x in given)
+        if numbers and 0 <= low <= high and low < math.inf:
+            return float(low), float(high)
+    words = "two numbers, the first from 0, the second not below it"
+    raise ValueError(f"time_step_limit must be {words}, not {given!r}")
+
+
 def _exact(x: Tensor) -> Any:
     """Outside of autocast, which would round the state."""
     return nullcontext() if x.is_meta else torch.autocast(x.device.type, enabled=False)
@@ -311,74 +292,6 @@ def _draw(mixer: "MambaMixer | Mamba2Mixer", generator: torch.Generator | None) 
     bias.copy_(step + (-torch.expm1(-step)).log())  # whose softplus is the step
 
 
-class MambaMixer(nn.Module):
-    """Mamba's layer: a short convolution, then a state whose steps, inputs and reads are learned.
-
-    Each of E channels has N numbers of state; each number decays at its own rate.
-
-    Shape: x (B, T, C), mask (B, T) bool, False at padding -> (B, T, C)
-    Raises: ValueError for an unknown activation; calling it, for x of another size.
-    Source: Gu and Dao 2023, sections 3.2 to 3.4. Padding is kept out after the projection: the
-        projection's bias, if any, would let it in.
-    """
-
-    def __init__(self, hidden_size: int, sizes: StateSizes, *, activation: str = "silu") -> None:
-        super().__init__()
-        self.hidden_size, self.activation = hidden_size, _activation(activation)
-        E, self.state_size = sizes.expand * hidden_size, sizes.state_size
-        self.rank = sizes.time_step_rank or math.ceil(hidden_size / 16)
-        self.in_proj = nn.Linear(hidden_size, 2 * E, bias=sizes.use_bias)
-        self.conv1d = nn.Conv1d(E, E, sizes.conv_kernel, groups=E, bias=sizes.use_conv_bias)
-        self.x_proj = nn.Linear(E, self.rank + 2 * sizes.state_size, bias=False)
-        self.dt_proj = nn.Linear(self.rank, E)
-        self.A_log = nn.Parameter(torch.empty(E, sizes.state_size))
-        self.D = nn.Parameter(torch.empty(E))
-        self.out_proj = nn.Linear(E, hidden_size, bias=sizes.use_bias)
-        self.draw()
-
-    def time_step_bias(self) -> Tensor:
-        return self.dt_proj.bias
-
-    @torch.no_grad()
-    def draw(self, generator: torch.Generator | None = None) -> None:
-        """Draw what is no projection of hidden states."""
-        _draw(self, generator)
-        self.dt_proj.weight.uniform_(-(self.rank**-0.5), self.rank**-0.5, generator=generator)
-
-    def make_cache(self, batch_size: int, **options: Any) -> StateLayer:
-        """An empty memory for this layer."""
-        E, width = self.conv1d.in_channels, self.conv1d.kernel_size[0]
-        return StateLayer(batch_size, (width - 1, E), (E, self.state_size), **options)
-
-    def forward(
-        self,
-        x: Tensor,
-        *,
-        rope: Any = None,
-        mask: Tensor | None = None,
-        is_causal: bool = True,
-        cache: StateLayer | None = None,
-    ) -> Tensor:
-        """`rope` and `is_causal` are for attention in this place: a state knows the order."""
-        check_input(x, self.hidden_size)
-        T = x.shape[1]
-        window, state = (None, None) if cache is None else cache.read(T, len(x))
-        x, gate = self.in_proj(x.to(self.in_proj.weight.dtype)).chunk(2, -1)  # (B, T, E) each
-        x = x if mask is None else x * mask[..., None]
-        x, window = causal_conv(x, self.conv1d.weight, self.conv1d.bias, window)
-        x = self.activation(x)
-        dt, B, C = self.x_proj(x).split([self.rank, self.state_size, self.state_size], -1)
-        dt = F.softplus(self.dt_proj(dt))  # (B, T, E)
-        dt = dt if mask is None else dt * mask[..., None]
-        with _exact(x):
-            wide, dt, A, B, C = _wide(x, dt, -self.A_log.float().exp(), B, C)
-            y, state = selective_scan(wide, dt, A, B, C, state=state)
-            y = (y + self.D * wide) * F.silu(gate.to(y.dtype))
-        if cache is not None:
-            cache.write(window, state, T)
-        return self.out_proj(y.to(gate.dtype))
-
-
 class GatedRMSNorm(nn.Module):
     """Multiply by silu(gate), then divide each group of channels by its root mean square.
 
@@ -394,6 +307,15 @@ class GatedRMSNorm(nn.Module):
         x, gate = _wide(x, gate)
         groups = (x * F.silu(gate)).unflatten(-1, (self.num_groups, -1))
         return self.weight * F.rms_norm(groups, groups.shape[-1:], eps=self.eps).flatten(-2)
+
+
+def check_heads(hidden_size: int, sizes: StateSizes) -> int:
+    """How many heads. Raises: ValueError unless the channels are cut into them evenly."""
+    channels = sizes.expand * hidden_size
+    if sizes.num_heads is None or channels % sizes.num_heads:
+        given = f"num_heads {sizes.num_heads}, {channels} channels"
+        raise ValueError(f"Mamba-2 cuts expand * hidden_size channels into heads: {given}")
+    return sizes.num_heads
 
 
 class Mamba2Mixer(nn.Module):
@@ -483,13 +405,91 @@ class Mamba2Mixer(nn.Module):
         return self.out_proj(y.to(gate.dtype))
 
 
-def check_heads(hidden_size: int, sizes: StateSizes) -> int:
-    """How many heads. Raises: ValueError unless the channels are cut into them evenly."""
-    channels = sizes.expand * hidden_size
-    if sizes.num_heads is None or channels % sizes.num_heads:
-        given = f"num_heads {sizes.num_heads}, {channels} channels"
-        raise ValueError(f"Mamba-2 cuts expand * hidden_size channels into heads: {given}")
-    return sizes.num_heads
+def selective_scan(
+    x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, *, state: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Mamba's recurrence: as `ssm_recurrent`, but every number of the state decays at its own rate.
+
+    Shape: x and dt (B, T, E), A (E, N), B and C (B, T, N), state (B, E, N)
+        -> y (B, T, E), the last state
+    Source: Gu and Dao 2023, algorithm 2, with Euler's step for B as in its code.
+    """
+    h = x.new_zeros(*x[:, 0].shape, A.shape[-1]) if state is None else state
+    decay = (dt[..., None] * A).exp()  # (B, T, E, N)
+    x = dt * x
+    y = []
+    for t in range(x.shape[1]):
+        h = decay[:, t] * h + x[:, t, :, None] * B[:, t, None, :]
+        y.append((h @ C[:, t, :, None])[..., 0])
+    return torch.stack(y, 1), h
+
+
+class MambaMixer(nn.Module):
+    """Mamba's layer: a short convolution, then a state whose steps, inputs and reads are learned.
+
+    Each of E channels has N numbers of state; each number decays at its own rate.
+
+    Shape: x (B, T, C), mask (B, T) bool, False at padding -> (B, T, C)
+    Raises: ValueError for an unknown activation; calling it, for x of another size.
+    Source: Gu and Dao 2023, sections 3.2 to 3.4. Padding is kept out after the projection: the
+        projection's bias, if any, would let it in.
+    """
+
+    def __init__(self, hidden_size: int, sizes: StateSizes, *, activation: str = "silu") -> None:
+        super().__init__()
+        self.hidden_size, self.activation = hidden_size, _activation(activation)
+        E, self.state_size = sizes.expand * hidden_size, sizes.state_size
+        self.rank = sizes.time_step_rank or math.ceil(hidden_size / 16)
+        self.in_proj = nn.Linear(hidden_size, 2 * E, bias=sizes.use_bias)
+        self.conv1d = nn.Conv1d(E, E, sizes.conv_kernel, groups=E, bias=sizes.use_conv_bias)
+        self.x_proj = nn.Linear(E, self.rank + 2 * sizes.state_size, bias=False)
+        self.dt_proj = nn.Linear(self.rank, E)
+        self.A_log = nn.Parameter(torch.empty(E, sizes.state_size))
+        self.D = nn.Parameter(torch.empty(E))
+        self.out_proj = nn.Linear(E, hidden_size, bias=sizes.use_bias)
+        self.draw()
+
+    def time_step_bias(self) -> Tensor:
+        return self.dt_proj.bias
+
+    @torch.no_grad()
+    def draw(self, generator: torch.Generator | None = None) -> None:
+        """Draw what is no projection of hidden states."""
+        _draw(self, generator)
+        self.dt_proj.weight.uniform_(-(self.rank**-0.5), self.rank**-0.5, generator=generator)
+
+    def make_cache(self, batch_size: int, **options: Any) -> StateLayer:
+        """An empty memory for this layer."""
+        E, width = self.conv1d.in_channels, self.conv1d.kernel_size[0]
+        return StateLayer(batch_size, (width - 1, E), (E, self.state_size), **options)
+
+    def forward(
+        self,
+        x: Tensor,
+        *,
+        rope: Any = None,
+        mask: Tensor | None = None,
+        is_causal: bool = True,
+        cache: StateLayer | None = None,
+    ) -> Tensor:
+        """`rope` and `is_causal` are for attention in this place: a state knows the order."""
+        check_input(x, self.hidden_size)
+        T = x.shape[1]
+        window, state = (None, None) if cache is None else cache.read(T, len(x))
+        x, gate = self.in_proj(x.to(self.in_proj.weight.dtype)).chunk(2, -1)  # (B, T, E) each
+        x = x if mask is None else x * mask[..., None]
+        x, window = causal_conv(x, self.conv1d.weight, self.conv1d.bias, window)
+        x = self.activation(x)
+        dt, B, C = self.x_proj(x).split([self.rank, self.state_size, self.state_size], -1)
+        dt = F.softplus(self.dt_proj(dt))  # (B, T, E)
+        dt = dt if mask is None else dt * mask[..., None]
+        with _exact(x):
+            wide, dt, A, B, C = _wide(x, dt, -self.A_log.float().exp(), B, C)
+            y, state = selective_scan(wide, dt, A, B, C, state=state)
+            y = (y + self.D * wide) * F.silu(gate.to(y.dtype))
+        if cache is not None:
+            cache.write(window, state, T)
+        return self.out_proj(y.to(gate.dtype))
 
 
 def make_state_cache(model: Any, kind: str, shape: Mapping[str, Any]) -> KVCache:
