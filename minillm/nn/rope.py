@@ -72,20 +72,6 @@ class Rotation:
         return torch.addcmul(wide * self._cos, partner, self._sin).to(x.dtype)
 
 
-class PartialRotation:
-    """A rotation of the first coordinates of each head; the others stay as they are.
-
-    Shape: of a rotation of R coordinates, called on (B, H, T, D) with D >= R -> (B, H, T, D)
-    """
-
-    def __init__(self, rotation: Rotation) -> None:
-        self.rotation = rotation
-
-    def __call__(self, x: Tensor) -> Tensor:
-        R = self.rotation.cos.shape[-1]
-        return torch.cat((self.rotation(x[..., :R]), x[..., R:]), -1)
-
-
 class RotaryEmbedding(nn.Module):
     """Turns positions into rotations; nothing is learned, nothing is saved.
 
@@ -175,6 +161,20 @@ class RotaryEmbedding(nn.Module):
                 stacklevel=2,
             )
             self.max_length = math.inf
+
+
+class PartialRotation:
+    """A rotation of the first coordinates of each head; the others stay as they are.
+
+    Shape: of a rotation of R coordinates, called on (B, H, T, D) with D >= R -> (B, H, T, D)
+    """
+
+    def __init__(self, rotation: Rotation) -> None:
+        self.rotation = rotation
+
+    def __call__(self, x: Tensor) -> Tensor:
+        R = self.rotation.cos.shape[-1]
+        return torch.cat((self.rotation(x[..., :R]), x[..., R:]), -1)
 
 
 def interleaved_to_half(weight: Tensor, num_heads: int) -> Tensor:
