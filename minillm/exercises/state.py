@@ -18,7 +18,7 @@ Rows = list[list[float]]
 
 @exercise(
     "12.1",
-    "three factors for each pair s <= t: how well B and C fit, what is left of s at t, the step of s",
+    "three factors for each pair s <= t: do B and C fit, what is left of s at t, the step of s",
     "attention without a softmax, under a mask that fades: the same numbers as the recurrence",
 )
 def _weights_of(answer: Callable[[list[float], list[float], Rows, Rows], Any]) -> str | None:
@@ -67,7 +67,7 @@ def _memory(config: ModelConfig, length: int) -> int:
 
 @exercise(
     "12.2",
-    "a window of W - 1 positions of x, B and C; H heads of D by N numbers; keys and values by token",
+    "what does the convolution look back on, how large is a head's state, what grows by token?",
     "what a state costs does not depend on the length, what attention costs is nothing else",
 )
 def _memory_bytes(answer: Callable[[ModelConfig, int], Any]) -> str | None:
@@ -161,6 +161,7 @@ def _copier(answer: Callable[[list[int]], Any]) -> str | None:
     "the memory has two parts, and a step hands on both",
 )
 def _forgetful_line(answer: Any) -> str | None:
+    answer = answer() if callable(answer) else answer
     if isinstance(answer, bool) or not isinstance(answer, int) or not 1 <= answer <= 5:
         return f"answer with the number of a line, 1 to 5, not {answer!r}"
     if answer == 3:
