@@ -79,14 +79,17 @@ def step() -> None:
     for kind, changes in kinds.items():
         config = ModelConfig(**sizes, **changes, max_position_embeddings=32768)
         model, token = CausalLM(config).eval(), torch.zeros(1, 1, dtype=torch.long)
-        found = []
+        caches = []
         for length in lengths:
-            cache = model.make_cache(batch_size=1)
+            caches.append(model.make_cache(batch_size=1))
             for start in range(0, length, 512):
                 size = min(512, length - start)
-                model(token.expand(1, size), cache=cache, logits_to_keep=1)
-            times = [spent(partial(model, token, cache=cache), False) for _ in range(60)]
-            found.append(1e3 * statistics.median(times))
+                model(token.expand(1, size), cache=caches[-1], logits_to_keep=1)
+        rounds = [
+            [spent(partial(model, token, cache=cache), False) for cache in caches]
+            for _ in range(100)
+        ]
+        found = [1e3 * statistics.median(times) for times in zip(*rounds, strict=True)]
         print(f"{kind:31}" + "".join(f"{ms:9.2f}" for ms in found))
 
 

@@ -103,7 +103,8 @@ def ssm_chunked(
     """
     batch, T, H, D = x.shape
     G, N = B.shape[2:]
-    R, Q = H // G, min(chunk_size, T)
+    R = H // G
+    Q = -(-T // -(-T // chunk_size))  # as few chunks as their size allows, and of one length
     x = x * dt[..., None]
     a = dt * A
     if T % Q:  # positions that take a step of 0: no decay, no input
@@ -191,6 +192,10 @@ class StateLayer(CacheLayer):
         with torch.inference_mode(False):
             kept = window.detach().to(self.dtype, copy=True), state.detach().clone()
         self._buffers = kept
+
+    def key_positions(self, num_new: int) -> Tensor:
+        """The new positions: there is nothing else to read one by one. Shape: -> (T,) long."""
+        return self.query_positions(num_new)
 
     def check_crop(self, length: int) -> None:
         super().check_crop(length)
