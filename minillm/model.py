@@ -222,7 +222,7 @@ class Decoder(nn.Module):
                 position_ids = (attention_mask.long().cumsum(-1) - 1).clamp(min=0)[:, past:]
             self._check_learned(position_ids, past + T)
         if self.config.state is not None and attention_mask is not None:  # -1 is no position
-            position_ids = position_ids.masked_fill(attention_mask[:, past:] == 0, -1)
+            position_ids = torch.where(attention_mask[:, past:] == 0, -1, position_ids)
         if not self.config.attends:
             return position_ids, attention_mask, False
         window = self.config.sliding_window

@@ -226,6 +226,26 @@ def test_flops_do_not_grow_with_the_context_where_nothing_attends():
         assert more == count * 2 * 4 * 8 * 1000  # 4 heads, keys and values of 4 numbers
 
 
+@each
+@torch.no_grad()
+def test_given_positions_and_a_mask_go_together(name):
+    model, a = lively(name), some_ids()
+    mask = torch.ones_like(a)
+    mask[1, :4] = 0
+    positions = torch.arange(14)[None]  # one row for all; attention sees differences only
+    found = model(a, attention_mask=mask, position_ids=positions)
+    expected = model(a, attention_mask=mask)
+    torch.testing.assert_close(found[mask.bool()], expected[mask.bool()], atol=1e-5, rtol=1e-5)
+
+
+def test_float64_is_computed_in_float64():
+    for name in NAMES:
+        single, double = lively(name), lively(name).double()
+        exact = double(some_ids())
+        assert exact.dtype == torch.float64
+        assert 1e-9 < (single(some_ids()).double() - exact).abs().max() < 1e-4
+
+
 # ---- what is refused ----
 
 

@@ -363,6 +363,7 @@ class Mamba2Mixer(nn.Module):
         self.draw()
 
     def time_step_bias(self) -> Tensor:
+        """What the softplus of a time step begins with."""
         return self.dt_bias
 
     def draw(self, generator: torch.Generator | None = None) -> None:
@@ -398,7 +399,7 @@ class Mamba2Mixer(nn.Module):
             dt = dt if mask is None else dt * mask[..., None]
             x, B, C = x.split([E, BC, BC], -1)
             x = x.unflatten(-1, (H, -1))
-            inputs = (x, dt, -self.A_log.float().exp(), B.unflatten(-1, (G, -1)))
+            inputs = (x, dt, -_wide(self.A_log)[0].exp(), B.unflatten(-1, (G, -1)))
             C = C.unflatten(-1, (G, -1))
             if T == 1:
                 y, state = ssm_recurrent(*inputs, C, state=state)
@@ -455,6 +456,7 @@ class MambaMixer(nn.Module):
         self.draw()
 
     def time_step_bias(self) -> Tensor:
+        """What the softplus of a time step begins with."""
         return self.dt_proj.bias
 
     @torch.no_grad()
@@ -489,7 +491,7 @@ class MambaMixer(nn.Module):
         dt = F.softplus(self.dt_proj(dt))  # (B, T, E)
         dt = dt if mask is None else dt * mask[..., None]
         with _exact(x):
-            wide, dt, A, B, C = _wide(x, dt, -self.A_log.float().exp(), B, C)
+            wide, dt, A, B, C = _wide(x, dt, -_wide(self.A_log)[0].exp(), B, C)
             y, state = selective_scan(wide, dt, A, B, C, state=state)
             y = (y + self.D * wide) * F.silu(gate.to(y.dtype))
         if cache is not None:
