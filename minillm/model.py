@@ -190,9 +190,11 @@ class Decoder(nn.Module):
         rope = None if self.rotary is None else self.rotary(position_ids)
         if rope is not None and self.config.partial_rotary_factor < 1:
             rope = PartialRotation(rope)
-        real = None if mask is None else position_ids >= 0  # (B, T), what a state takes in
-        if self.config.state is not None and self.config.state.residual_in_fp32:
-            x = x.to(torch.promote_types(x.dtype, torch.float32))
+        real = None  # (B, T), what a state takes in
+        if self.config.state is not None:
+            real = None if mask is None else position_ids >= 0
+            if self.config.state.residual_in_fp32:
+                x = x.to(torch.promote_types(x.dtype, torch.float32))
         for i, layer in enumerate(self.layers):
             layer_cache = None if cache is None else cache[i]
             seen = real if self.config.has_state(i) else mask
