@@ -15,6 +15,7 @@ _PUBLIC = {
     "ngram": ["NGramModel", "bits_per_byte"],
     "tokenizer.bpe": ["BPETokenizer"],
     "nn.multihead": ["MultiHeadAttention"],
+    "nn.mamba": ["Mamba2Mixer", "MambaMixer", "StateSizes"],
     "nn.mla": ["MultiHeadLatentAttention"],
     "nn.moe": ["Experts", "SparseMoeBlock", "TopKRouter", "load_balancing_loss", "update_bias"],
     "nn.lora": ["LoRALinear", "add_lora", "load_adapter", "merge", "save_adapter", "unmerge"],

@@ -25,7 +25,7 @@ class Family:
     norm_offset: float = 0.0  # Gemma's RMSNorm multiplies by 1 + weight
     gated: bool = True  # a gate in the feed-forward block (SwiGLU, GeGLU)
     activation: str = "silu"  # where the config gives none
-    rotary: bool = True  # else a learned vector for each position
+    rotary: bool = True  # else a learned vector for each position, or none
     scaled_embeddings: bool = False  # times the square root of the hidden size
     qk_norm: bool = False
     qkv_bias: bool = False  # biases on q, k and v, whatever the config says
@@ -34,6 +34,12 @@ class Family:
     tied: bool = False  # head and embedding share a matrix, where the config does not say
     mla: bool = False  # a latent instead of per-head keys and values
     experts: str = ""  # some layers are mixtures of experts, whose router's scores are of this kind
+    state: str = ""  # layers keep a state of this kind, "mamba" or "mamba2", and need no positions
+
+    @property
+    def learned_positions(self) -> bool:
+        """Whether each position has a vector of its own."""
+        return not self.rotary and not self.state
 
 
 _TANH = "gelu_pytorch_tanh"
@@ -51,6 +57,9 @@ FAMILIES: dict[str, Family] = {
     "deepseek_v3": Family(mla=True, experts="sigmoid"),
     "mixtral": Family(norm_eps=1e-5, experts="softmax"),
     "qwen3_moe": Family(qk_norm=True, experts="softmax"),
+    "mamba": Family(norm_eps=1e-5, rotary=False, tied=True, state="mamba"),
+    "mamba2": Family(norm_eps=1e-5, rotary=False, state="mamba2"),
+    "bamba": Family(norm_eps=1e-5, state="mamba2"),
 }
 
 _UNSET: Any = None  # the default of keys that the family fills in, or that only some families have
@@ -68,7 +77,7 @@ class ModelConfig:
     vocab_size: int
     hidden_size: int
     num_hidden_layers: int
-    num_attention_heads: int
+    num_attention_heads: int = _UNSET
     intermediate_size: int = _UNSET
     model_type: str = "llama"
     num_key_value_heads: int = _UNSET
@@ -107,13 +116,19 @@ class ModelConfig:
     first_k_dense_replace: int = _UNSET  # sparse are layers from this one on,
     decoder_sparse_step: int = _UNSET  # each whose number, counted from 1, this divides,
     mlp_only_layers: tuple[int, ...] = _UNSET  # and which is not one of these
+    state: Any = _UNSET  # the `StateSizes` of `minillm.nn.mamba`, for layers with a state,
+    attn_layer_indices: tuple[int, ...] = _UNSET  # which are all but these, which attend,
+    partial_rotary_factor: float = 1.0  # rotating this part of each head
 
     def __post_init__(self) -> None:
         if not isinstance(self.model_type, str) or self.model_type not in FAMILIES:
             known = ", ".join(FAMILIES)
             raise ValueError(f"unknown model_type {self.model_type!r}; known are {known}")
-        _check_values(vars(self), needed={f.name for f in fields(self) if f.default is not None})
-        for key in ("eos_token_id", "mlp_only_layers"):
+        needed = {f.name for f in fields(self) if f.default is not None}
+        if self.family.rotary or not self.family.state:
+            needed.add("num_attention_heads")
+        _check_values(vars(self), needed=needed)
+        for key in ("eos_token_id", "mlp_only_layers", "attn_layer_indices"):
             if isinstance(getattr(self, key), list):
                 object.__setattr__(self, key, tuple(getattr(self, key)))
         for key, value in _defaults(self).items():
@@ -140,6 +155,15 @@ class ModelConfig:
             and layer not in self.mlp_only_layers
             and (layer + 1) % self.decoder_sparse_step == 0
         )
+
+    def has_state(self, layer: int) -> bool:
+        """Whether a memory of fixed size stands in this layer where others have attention."""
+        return bool(self.family.state) and layer not in self.attn_layer_indices
+
+    @property
+    def attends(self) -> bool:
+        """Whether any layer has keys and values."""
+        return not all(map(self.has_state, range(self.num_hidden_layers)))
 
     @classmethod
     def preset(cls, name: str, **changes: Any) -> "ModelConfig":
@@ -175,12 +199,14 @@ class ModelConfig:
 def _defaults(c: ModelConfig) -> dict[str, Any]:
     """What stands for None: the family's habit, or what follows from other keys."""
     family = c.family
-    if not family.mla and c.head_dim is None and c.hidden_size % c.num_attention_heads:
-        heads = f"{c.num_attention_heads} heads"
-        raise ValueError(f"hidden_size {c.hidden_size} does not divide into {heads}: give head_dim")
+    heads = c.num_attention_heads
+    if not family.mla and c.head_dim is None and heads and c.hidden_size % heads:
+        raise ValueError(
+            f"hidden_size {c.hidden_size} does not divide into {heads} heads: give head_dim"
+        )
     return {
         "num_key_value_heads": c.num_attention_heads,
-        "head_dim": c.qk_rope_head_dim if family.mla else c.hidden_size // c.num_attention_heads,
+        "head_dim": c.qk_rope_head_dim if family.mla else heads and c.hidden_size // heads,
         "intermediate_size": None if family.gated else 4 * c.hidden_size,
         "hidden_act": family.activation,
         "rms_norm_eps": family.norm_eps,
@@ -190,6 +216,7 @@ def _defaults(c: ModelConfig) -> dict[str, Any]:
         "tie_word_embeddings": family.tied,
         "parallel_attn": family.parallel_residual,
         "num_ln_in_parallel_attn": 1 if family.parallel_residual else None,
+        "attn_layer_indices": () if family.state else None,
         **(_expert_defaults(c) if c.num_experts else {}),
     }
 
@@ -235,7 +262,7 @@ _VALUES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "below 2**31": (lambda x: x < 2**31, f"{_SIZES} {_COUNTS}"),
     "numbers of layers": (
         lambda x: isinstance(x, list | tuple) and all(_is_int(i) and i >= 0 for i in x),
-        "mlp_only_layers",
+        "mlp_only_layers attn_layer_indices",
     ),
     "an integer": (_is_int, "bos_token_id pad_token_id"),
     "an integer or several": (
@@ -257,6 +284,10 @@ _VALUES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "a number, not negative": (
         lambda x: _is_number(x) and x >= 0,
         "initializer_range router_aux_loss_coef",
+    ),
+    "a number above 0, at most 1": (
+        lambda x: _is_number(x) and 0 < x <= 1,
+        "partial_rotary_factor",
     ),
     "a number from 0 to below 1": (lambda x: _is_number(x) and 0 <= x < 1, "attention_dropout"),
     "True or False": (
@@ -280,8 +311,9 @@ def _check_values(given: Mapping[str, Any], needed: Collection[str] = ()) -> Non
 def _check_together(c: ModelConfig) -> None:
     """Raises: ValueError for keys that lack, or contradict each other."""
     H, G, D = c.num_attention_heads, c.num_key_value_heads, c.head_dim
+    _check_states(c)
     latent = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
-    needed = ("intermediate_size", *(latent if c.family.mla else ()))
+    needed = () if H is None else ("intermediate_size", *(latent if c.family.mla else ()))
     missing = [key for key in needed if getattr(c, key) is None]
     if c.family.experts or c.num_experts:
         missing += _check_experts(c)
@@ -295,10 +327,11 @@ def _check_together(c: ModelConfig) -> None:
         raise ValueError(f"{rule}: {given} {c.qk_rope_head_dim}")
     if c.family.mla and H != G:
         raise ValueError(f"deepseek_v3 has a key and a value for each of its {H} heads, not {G}")
-    if H % G:
+    if H is not None and H % G:
         raise ValueError(f"{H} query heads do not share {G} key/value heads evenly")
-    if c.family.rotary and D % 2:
-        raise ValueError(f"rotary positions turn pairs: head_dim {D} is odd")
+    if c.family.rotary and (turned := int(D * c.partial_rotary_factor)) % 2 | (turned < 2):
+        part = "" if turned == D else f" of which {turned} rotate"
+        raise ValueError(f"rotary positions turn pairs: head_dim {D}{part} is odd")
     if c.family.rotary and c.rope_scaling is not None:
         _check_scaling(c)
     if not isinstance(c.hidden_act, str) or c.hidden_act not in ACTIVATIONS:
@@ -324,6 +357,34 @@ def _check_experts(c: ModelConfig) -> list[str]:
 
         check_experts(c.num_experts, c.num_experts_per_tok, c.n_group, c.topk_group)
     return missing
+
+
+def _check_states(c: ModelConfig) -> None:
+    """Raises: ValueError for states that the family does not have, or that cannot be computed."""
+    kind, given, layers = c.model_type, c.state, c.attn_layer_indices
+    if not c.family.state:
+        if given is not None or layers is not None:
+            raise ValueError(f"{kind} has no states: state {given}, attn_layer_indices {layers}")
+        if c.partial_rotary_factor != 1:
+            raise ValueError(f"partial_rotary_factor {c.partial_rotary_factor}: {kind} has 1")
+        return
+    from minillm.nn.mamba import StateSizes, check_heads
+
+    if isinstance(given, Mapping):
+        known = {f.name for f in fields(StateSizes)}
+        if strange := sorted(set(given) - known):
+            raise ValueError(f"state has no {', '.join(map(repr, strange))}, but {sorted(known)}")
+        object.__setattr__(c, "state", StateSizes(**given))
+    if not isinstance(c.state, StateSizes):
+        raise ValueError(f"a {kind} config needs state, a StateSizes or a table, not {given!r}")
+    if c.family.state == "mamba2":
+        check_heads(c.hidden_size, c.state)
+    if not c.family.rotary:
+        keys = ("num_attention_heads", "intermediate_size", "attn_layer_indices")
+        if wrong := [f"{key} {getattr(c, key)}" for key in keys if getattr(c, key)]:
+            raise ValueError(f"{kind} has neither attention nor MLP: {', '.join(wrong)}")
+    if strange := [i for i in layers if i >= c.num_hidden_layers]:
+        raise ValueError(f"attn_layer_indices {strange}: there are {c.num_hidden_layers} layers")
 
 
 def _check_scaling(c: ModelConfig) -> None:

@@ -7,6 +7,7 @@ Face's Llama, so that the weights of Llama-like checkpoints load with no renamin
 # Built from notebooks/10_minillm.ipynb: edit there, then make build.
 
 import math
+import re
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -19,7 +20,7 @@ from minillm.config import ModelConfig
 from minillm.nn.attention import build_mask
 from minillm.nn.layers import MLP, GatedMLP, LayerNorm, RMSNorm
 from minillm.nn.multihead import MultiHeadAttention, SupportsUpdate
-from minillm.nn.rope import RotaryEmbedding, Rotation
+from minillm.nn.rope import PartialRotation, RotaryEmbedding, Rotation
 
 __all__ = ["CausalLM", "Decoder", "DecoderLayer", "product_dtype"]
 
@@ -62,6 +63,16 @@ def _make_attention(c: ModelConfig) -> nn.Module:
     )
 
 
+def _make_mamba(c: ModelConfig) -> nn.Module:
+    """A memory of fixed size in the place of attention, of the family's kind."""
+    from minillm.nn.mamba import Mamba2Mixer, MambaMixer
+
+    if c.family.state == "mamba":
+        return MambaMixer(c.hidden_size, c.state, activation=c.hidden_act)
+    eps = c.rms_norm_eps
+    return Mamba2Mixer(c.hidden_size, c.state, activation=c.hidden_act, norm_eps=eps)
+
+
 def _make_mlp(c: ModelConfig, layer: int) -> nn.Module:
     """The layer's feed-forward block: one for all tokens, or experts of which each uses a few."""
     if c.is_sparse(layer):
@@ -87,7 +98,8 @@ def _make_mlp(c: ModelConfig, layer: int) -> nn.Module:
 class DecoderLayer(nn.Module):
     """Attention, then the feed-forward block, each on a normalised copy and added back (pre-norm).
 
-    Falcon computes both side by side, from one normalised copy or from one each.
+    Falcon computes both side by side, from one normalised copy or from one each. Where the config
+    says so a memory of fixed size takes attention's place; Mamba's layers are that alone.
     Shape: (B, T, C) -> (B, T, C).
     """
 
@@ -96,7 +108,13 @@ class DecoderLayer(nn.Module):
         c = config
         self.parallel_residual = c.parallel_attn
         self.input_layernorm = _make_norm(c)
-        self.self_attn = _make_attention(c)
+        self.has_state = c.has_state(layer)
+        if self.has_state:
+            self.mamba = _make_mamba(c)
+        else:
+            self.self_attn = _make_attention(c)
+        if c.intermediate_size is None:
+            return
         if not self.parallel_residual or c.num_ln_in_parallel_attn == 2:
             self.post_attention_layernorm = _make_norm(c)
         self.mlp = _make_mlp(c, layer)
@@ -111,12 +129,15 @@ class DecoderLayer(nn.Module):
         cache: SupportsUpdate | None = None,
     ) -> Tensor:
         normed = self.input_layernorm(x)
-        attended = self.self_attn(normed, rope=rope, mask=mask, is_causal=is_causal, cache=cache)
+        read = self.mamba if self.has_state else self.self_attn
+        attended = read(normed, rope=rope, mask=mask, is_causal=is_causal, cache=cache)
         if self.parallel_residual:
             two_norms = hasattr(self, "post_attention_layernorm")
             normed = self.post_attention_layernorm(x) if two_norms else normed
             return x + attended + self.mlp(normed)
         x = x + attended
+        if not hasattr(self, "mlp"):
+            return x
         return x + self.mlp(self.post_attention_layernorm(x))
 
 
@@ -127,7 +148,7 @@ class Decoder(nn.Module):
         super().__init__()
         c = self.config = config
         self.embed_tokens = nn.Embedding(c.vocab_size, c.hidden_size)
-        if not c.family.rotary:
+        if c.family.learned_positions:
             self.embed_positions = nn.Embedding(c.max_position_embeddings, c.hidden_size)
         self.layers = nn.ModuleList(DecoderLayer(c, i) for i in range(c.num_hidden_layers))
         self.norm = _make_norm(c)
@@ -137,7 +158,7 @@ class Decoder(nn.Module):
         """The rotation of queries and keys; it has no weights, so loading makes it anew."""
         c = self.config
         return RotaryEmbedding(
-            c.head_dim,
+            int(c.head_dim * c.partial_rotary_factor),
             base=c.rope_theta,
             scaling=c.rope_scaling,
             interleaved=c.rope_interleave,
@@ -149,7 +170,7 @@ class Decoder(nn.Module):
         x = _look_up(self.embed_tokens, input_ids, "token id")
         if self.config.family.scaled_embeddings:  # rounded to x's dtype, as in the original
             x = x * torch.tensor(self.config.hidden_size**0.5, dtype=x.dtype, device=x.device)
-        if not self.config.family.rotary:
+        if self.config.family.learned_positions:
             x = x + _look_up(self.embed_positions, position_ids, "position")
         return x
 
@@ -167,10 +188,18 @@ class Decoder(nn.Module):
         """
         x = self.embed(input_ids, position_ids)  # (B, T, C)
         rope = None if self.rotary is None else self.rotary(position_ids)
+        if rope is not None and self.config.partial_rotary_factor < 1:
+            rope = PartialRotation(rope)
+        real = None  # (B, T), what a state takes in
+        if self.config.state is not None:
+            real = None if mask is None else position_ids >= 0
+            if self.config.state.residual_in_fp32:
+                x = x.to(torch.promote_types(x.dtype, torch.float32))
         for i, layer in enumerate(self.layers):
             layer_cache = None if cache is None else cache[i]
-            x = layer(x, rope=rope, mask=mask, is_causal=is_causal, cache=layer_cache)
-        return self.norm(x)
+            seen = real if self.config.has_state(i) else mask
+            x = layer(x, rope=rope, mask=seen, is_causal=is_causal, cache=layer_cache)
+        return self.norm(x).to(self.norm.weight.dtype)
 
     def prepare(
         self,
@@ -194,6 +223,10 @@ class Decoder(nn.Module):
             if attention_mask is not None:  # padding on the left does not count
                 position_ids = (attention_mask.long().cumsum(-1) - 1).clamp(min=0)[:, past:]
             self._check_learned(position_ids, past + T)
+        if self.config.state is not None and attention_mask is not None:  # -1 is no position
+            position_ids = torch.where(attention_mask[:, past:] == 0, -1, position_ids)
+        if not self.config.attends:
+            return position_ids, attention_mask, False
         window = self.config.sliding_window
         within_reach = len(keys) == past + T and (window is None or past + T <= window)
         if attention_mask is None and within_reach and (past == 0 or T == 1):
@@ -208,7 +241,7 @@ class Decoder(nn.Module):
         padding included, leaves it open.
         """
         limit = self.config.max_position_embeddings
-        if self.config.family.rotary or length <= limit or position_ids.is_meta:
+        if not self.config.family.learned_positions or length <= limit or position_ids.is_meta:
             return
         if (last := int(position_ids.max())) >= limit:
             raise ValueError(f"position {last}, but this model has learned only {limit} positions")
@@ -302,9 +335,15 @@ class CausalLM(nn.Module):
         device = self.lm_head.weight.device
         generator = None if device.type == "meta" else torch.Generator(device).manual_seed(seed)
         std, layers = self.config.initializer_range, self.config.num_hidden_layers
+        for layer in self.model.layers:
+            mamba: Any = getattr(layer, "mamba", None)
+            if mamba is not None:  # decays and time steps have sizes of their own
+                mamba.draw(generator)
         for name, weight in self.model.named_parameters():
+            if re.search(r"\.mamba\.(A_log|conv1d|dt_proj)", name):
+                continue
             if weight.dim() > 1:
-                last = ".o_proj" in name or ".down_proj" in name
+                last = any(part in name for part in (".o_proj", ".down_proj", ".out_proj"))
                 size = std / math.sqrt(2 * layers) if last else std
                 weight.normal_(0.0, size, generator=generator)
             elif name.endswith("_proj.bias"):
@@ -341,6 +380,10 @@ class CausalLM(nn.Module):
             "dtype": product_dtype(weight),
             "device": weight.device,
         }
+        if c.family.state:
+            from minillm.nn.mamba import make_state_cache
+
+            return make_state_cache(self, kind, {**shape, **options})
         return make_cache(kind, **{**shape, **options})
 
     @classmethod
@@ -380,14 +423,20 @@ class CausalLM(nn.Module):
         times as much.
         """
         c = self.config
-        linear = sum(m.weight.numel() for m in self.modules() if isinstance(m, nn.Linear))
+        products = (nn.Linear, nn.Conv1d)
+        linear = sum(m.weight.numel() for m in self.modules() if isinstance(m, products))
         layers: Any = self.model.layers
         linear += sum(x.mlp.active_weights() for i, x in enumerate(layers) if c.is_sparse(i))
         key, value = c.head_dim, c.head_dim
         if c.family.mla:
             key, value = c.qk_nope_head_dim + c.qk_rope_head_dim, c.v_head_dim
-        reading = c.num_hidden_layers * c.num_attention_heads * (key + value) * context_length
-        return 2 * (linear + reading)
+        heads = 0 if c.num_attention_heads is None else c.num_attention_heads * (key + value)
+        attending = [i for i in range(c.num_hidden_layers) if not c.has_state(i)]
+        state = 0
+        if c.state is not None:  # each number of a state decays and is read
+            state = 2 * c.state.expand * c.hidden_size * c.state.state_size
+        states = (c.num_hidden_layers - len(attending)) * state
+        return 2 * (linear + states + len(attending) * heads * context_length)
 
 
 def product_dtype(weight: Tensor) -> torch.dtype:

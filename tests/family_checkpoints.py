@@ -22,6 +22,9 @@ YARN |= {"mscale": 0.8, "mscale_all_dim": 1.0, "original_max_position_embeddings
 MLA = {"kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 12, "v_head_dim": 10}
 DEEPSEEK = {**SHARED, **MLA, "num_key_value_heads": 4, "first_k_dense_replace": 2}
 THETA = {"rope_type": "default", "rope_theta": 5e4}
+STATES = {"vocab_size": 97, "hidden_size": 32, "num_hidden_layers": 2, "bos_token_id": 0}
+STATES |= {"eos_token_id": 1, "pad_token_id": 0}
+HYBRID = {**SHARED, "num_hidden_layers": 3, "mamba_n_heads": 4}
 FALCON = {**SMALL, "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 0}
 GPT2 = {"vocab_size": 97, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 128}
 GPT2 |= {"bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 0}
@@ -81,6 +84,48 @@ CONFIGS = {
         num_experts_per_tok=4, n_group=1, topk_group=1, moe_intermediate_size=12,
         norm_topk_prob=False, routed_scaling_factor=0.7,
     ),
+    "mamba": lambda: t.MambaConfig(**STATES),
+    "mamba2": lambda: t.Mamba2Config(
+        **STATES, state_size=8, num_heads=4, head_dim=16, n_groups=2, chunk_size=8
+    ),
+    "bamba": lambda: t.BambaConfig(**HYBRID, attn_layer_indices=[1], mamba_d_state=8),
+    "bamba-quarter": lambda: t.BambaConfig(
+        **HYBRID, attn_layer_indices=[2], mamba_expand=3, mamba_d_conv=2, mamba_chunk_size=256,
+        rope_parameters={**THETA, "partial_rotary_factor": 0.25, "rope_type": "linear",
+                         "factor": 2.0},
+    ),
+}  # fmt: skip
+
+# More of those with states; some have biases, through which padding enters transformers' states.
+STATE_CONFIGS = {
+    "mamba-odd": lambda: t.MambaConfig(
+        **STATES, state_size=5, use_bias=True, use_conv_bias=False, conv_kernel=2, expand=3,
+        time_step_rank=7, tie_word_embeddings=False, layer_norm_epsilon=1e-3, hidden_act="gelu",
+    ),
+    "mamba-narrow": lambda: t.MambaConfig(
+        **STATES, state_size=1, conv_kernel=1, expand=1, time_step_rank=1, residual_in_fp32=False
+    ),
+    "mamba2-tied-limits": lambda: t.Mamba2Config(
+        **STATES, state_size=7, num_heads=8, head_dim=8, n_groups=1, use_bias=True, chunk_size=256,
+        use_conv_bias=False, tie_word_embeddings=True, time_step_limit=(0.05, 0.5),
+        layer_norm_epsilon=1e-3,
+    ),
+    "mamba2-each-a-group": lambda: t.Mamba2Config(
+        **STATES, state_size=3, num_heads=6, head_dim=16, expand=3, n_groups=6, chunk_size=5,
+        conv_kernel=3, hidden_act="gelu", time_step_limit=(0.01, float("inf")),
+    ),
+    "mamba2-one-head": lambda: t.Mamba2Config(
+        **STATES, state_size=16, num_heads=1, head_dim=32, expand=1, n_groups=1, chunk_size=1,
+        conv_kernel=1,
+    ),
+    "bamba-odd": lambda: t.BambaConfig(
+        **HYBRID, attn_layer_indices=[0, 2], mamba_n_groups=4, mamba_d_state=5, mamba_chunk_size=6,
+        mamba_proj_bias=True, mamba_conv_bias=False, attention_bias=True, mlp_bias=True,
+        tie_word_embeddings=True, hidden_act="gelu", time_step_limit=(0.1, 1.0), head_dim=12,
+        rope_parameters={**THETA, "partial_rotary_factor": 1.0},
+    ),
+    "bamba-states-only": lambda: t.BambaConfig(**HYBRID, mamba_d_state=4),
+    "bamba-attention-only": lambda: t.BambaConfig(**HYBRID, attn_layer_indices=[0, 1, 2]),
 }  # fmt: skip
 
 
@@ -88,7 +133,8 @@ CONFIGS = {
 def make(name: str, folder: str, **save: object) -> transformers.PreTrainedModel:
     """The named model, saved; all weights moved, as biases of 0 and norms of 1 hide mistakes."""
     torch.manual_seed(0)
-    model = transformers.AutoModelForCausalLM.from_config(CONFIGS[name]()).eval()
+    config = {**CONFIGS, **STATE_CONFIGS}[name]()
+    model = transformers.AutoModelForCausalLM.from_config(config).eval()
     generator = torch.Generator().manual_seed(1)
     for p in model.parameters():
         p.add_(0.15 * torch.randn(p.shape, generator=generator))
@@ -114,8 +160,9 @@ _OURS |= {"intermediate_size": 24, "max_position_embeddings": 64}
 _MLA = {"kv_lora_rank": 8, "qk_nope_head_dim": 4, "qk_rope_head_dim": 4, "v_head_dim": 4}
 _EXPERTS = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 10}
 _GROUPS = {"n_group": 3, "topk_group": 2, "n_shared_experts": 1, "first_k_dense_replace": 1}
+_STATES_ONLY = {"num_attention_heads": None, "intermediate_size": None}
 FAMILY_CONFIGS = {
-    name: ModelConfig(**_OURS, **changes)
+    name: ModelConfig(**{**_OURS, **changes})
     for name, changes in {
         "llama": {"num_key_value_heads": 2},
         "llama-dynamic": {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}},
@@ -128,6 +175,9 @@ FAMILY_CONFIGS = {
         "deepseek_v3": {"model_type": "deepseek_v3", **_MLA},
         "mixtral": {"model_type": "mixtral", "num_experts": 4, "num_experts_per_tok": 2},
         "qwen3_moe": {"model_type": "qwen3_moe", **_EXPERTS, "decoder_sparse_step": 2},
+        "mamba": {"model_type": "mamba", "state": {"state_size": 5}, **_STATES_ONLY},
+        "mamba2": {"model_type": "mamba2", "state": {"num_heads": 4}, **_STATES_ONLY},
+        "bamba": {"model_type": "bamba", "state": {"num_heads": 2}, "attn_layer_indices": (1,)},
         "deepseek_v3-experts": {"model_type": "deepseek_v3", **_MLA, **_EXPERTS, **_GROUPS},
     }.items()
 }

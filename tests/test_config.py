@@ -53,7 +53,7 @@ def test_contradictions_are_errors_that_name_the_values(changes, message):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model_type": "mamba"}, "unknown model_type 'mamba'"),
+        ({"model_type": "rwkv"}, "unknown model_type 'rwkv'"),
         ({"model_type": ["llama"]}, r"unknown model_type \['llama'\]"),
         ({"rope_parameters": "x"}, "rope_parameters must be a table, not 'x'"),
         ({"rope_theta": "x"}, "rope_theta must be a number above 0, not 'x'"),

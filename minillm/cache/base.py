@@ -21,6 +21,7 @@ class CacheLayer:
     """One layer's keys and values, without gradients; subclasses say where they lie."""
 
     length: int = 0  # how many positions have passed
+    holds_keys: bool = True  # keys and values of positions, and no state that sums them up
     fixed_shapes: bool = False  # whether a step of one token always sees tensors of the same shapes
     _buffers: tuple[Tensor, ...] = ()
     _shared: bool = False  # whether a fork may be reading the same buffers
@@ -180,6 +181,7 @@ class KVCache:
 
     def __init__(self, layers: Sequence[CacheLayer]) -> None:
         self.layers = list(layers)
+        self._asked = next((x for x in self.layers if x.holds_keys), self.layers[0])
         for layer in self.layers:
             layer.join(self.layers[-1])
 
@@ -205,7 +207,7 @@ class KVCache:
 
     def query_positions(self, num_new: int) -> Tensor:
         """The positions of the next `num_new` tokens. Shape: -> (T,) long."""
-        return self.layers[0].query_positions(num_new)
+        return self._asked.query_positions(num_new)
 
     def key_positions(self, num_new: int) -> Tensor:
         """The position of each key that every layer's `update` of `num_new` tokens will return.
@@ -222,7 +224,7 @@ class KVCache:
                     f"the layers hold {lengths} positions: a forward pass was cut off; "
                     f"call crop({lengths[-1]}) or reset()"
                 )
-        return self.layers[0].key_positions(num_new)
+        return self._asked.key_positions(num_new)
 
     def crop(self, length: int) -> None:
         """Go back to the first `length` positions, as if the later ones had never been.

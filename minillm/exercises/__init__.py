@@ -30,6 +30,7 @@ MODULES = {
     "09": "train",
     "10": "model",
     "11": "experts",
+    "12": "state",
     "13": "answers",
     "14": "lora",
     "15": "two_sequences",

@@ -281,8 +281,10 @@ def _compiled_step(model: CausalLM, cache: KVCache | str | None) -> Callable[...
     """The model for one new token, compiled once for a cache whose shapes never change.
 
     Masks and positions are made outside; the compiled part sees tensors of fixed shapes only.
-    Raises: ValueError unless the cache is static.
+    Raises: ValueError unless the cache is static, and for a model that keeps states.
     """
+    if model.config.state is not None:
+        raise ValueError(f"compile=True: a step of {model.config.model_type} cannot be compiled")
     if not isinstance(cache, KVCache) or not cache[0].fixed_shapes:
         raise ValueError(
             "compile=True needs cache='static': a growing cache would be compiled anew"

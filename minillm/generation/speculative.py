@@ -117,13 +117,16 @@ def speculative_generate(
         generator: of all random numbers; without one, the sampler's first stream, if it has a seed.
         on_round: called with the numbers of tokens guessed and accepted.
     Shape: (1, T) ids -> (1, T + new).
-    Raises: ValueError for more than one row, different vocabularies, or a negative `num_draft`.
+    Raises: ValueError for more than one row, different vocabularies, a negative `num_draft`, or a
+        model with states, which cannot forget a refused guess.
     Source: Leviathan et al. 2023.
     """
     check_prompt(input_ids, None, max_new_tokens, model.config.vocab_size)
     if len(input_ids) != 1 or model.config.vocab_size != draft.config.vocab_size:
         sizes = f"{model.config.vocab_size} and {draft.config.vocab_size}"
         raise ValueError(f"one row and one vocabulary, not {len(input_ids)} rows, {sizes} tokens")
+    if strange := [m.config.model_type for m in (model, draft) if m.config.state is not None]:
+        raise ValueError(f"a state cannot go back behind a refused guess: {', '.join(strange)}")
     if num_draft < 0:
         raise ValueError(f"num_draft must not be negative: {num_draft}")
     generator = sampler.stream(0) if generator is None else generator

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 __all__ = [
+    "PartialRotation",
     "RotaryEmbedding",
     "Rotation",
     "half_to_interleaved",
@@ -160,6 +161,20 @@ class RotaryEmbedding(nn.Module):
                 stacklevel=2,
             )
             self.max_length = math.inf
+
+
+class PartialRotation:
+    """A rotation of the first coordinates of each head; the others stay as they are.
+
+    Shape: of a rotation of R coordinates, called on (B, H, T, D) with D >= R -> (B, H, T, D)
+    """
+
+    def __init__(self, rotation: Rotation) -> None:
+        self.rotation = rotation
+
+    def __call__(self, x: Tensor) -> Tensor:
+        R = self.rotation.cos.shape[-1]
+        return torch.cat((self.rotation(x[..., :R]), x[..., R:]), -1)
 
 
 def interleaved_to_half(weight: Tensor, num_heads: int) -> Tensor:

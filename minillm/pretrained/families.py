@@ -5,6 +5,7 @@ Used by `ModelConfig.from_dict` and `ModelConfig.to_dict`; written by hand, not 
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import fields
@@ -25,6 +26,9 @@ ARCHITECTURES = {
     "deepseek_v3": "DeepseekV3ForCausalLM",
     "mixtral": "MixtralForCausalLM",
     "qwen3_moe": "Qwen3MoeForCausalLM",
+    "mamba": "MambaForCausalLM",
+    "mamba2": "Mamba2ForCausalLM",
+    "bamba": "BambaForCausalLM",
 }
 
 
@@ -49,6 +53,46 @@ _SPELLING = {
     },
     "mixtral": {"num_experts": "num_local_experts"},
     "deepseek_v3": {"num_experts": "n_routed_experts"},
+    "mamba": {"rms_norm_eps": "layer_norm_epsilon"},
+    "mamba2": {"rms_norm_eps": "layer_norm_epsilon"},
+}
+
+
+# Keys of layers with a state: ours -> theirs, and what transformers takes a file without the key to
+# mean.
+_STATE: dict[str, dict[str, tuple[str, Any]]] = {
+    "mamba": {
+        "state_size": ("state_size", 16),
+        "conv_kernel": ("conv_kernel", 4),
+        "expand": ("expand", 2),
+        "time_step_rank": ("time_step_rank", None),
+        "use_bias": ("use_bias", False),
+        "use_conv_bias": ("use_conv_bias", True),
+        "residual_in_fp32": ("residual_in_fp32", True),
+    },
+    "mamba2": {
+        "state_size": ("state_size", 128),
+        "num_heads": ("num_heads", 128),
+        "n_groups": ("n_groups", 8),
+        "chunk_size": ("chunk_size", 256),
+        "conv_kernel": ("conv_kernel", 4),
+        "expand": ("expand", 2),
+        "time_step_limit": ("time_step_limit", (0.0, math.inf)),
+        "use_bias": ("use_bias", False),
+        "use_conv_bias": ("use_conv_bias", True),
+        "residual_in_fp32": ("residual_in_fp32", True),
+    },
+    "bamba": {
+        "state_size": ("mamba_d_state", 256),
+        "num_heads": ("mamba_n_heads", 128),
+        "n_groups": ("mamba_n_groups", 1),
+        "chunk_size": ("mamba_chunk_size", 256),
+        "conv_kernel": ("mamba_d_conv", 4),
+        "expand": ("mamba_expand", 2),
+        "time_step_limit": ("time_step_limit", (0.0, math.inf)),
+        "use_bias": ("mamba_proj_bias", False),
+        "use_conv_bias": ("mamba_conv_bias", True),
+    },
 }
 
 
@@ -88,8 +132,15 @@ _DEEPSEEK |= {"n_group": 8, "topk_group": 4}
 _OWN = {
     "sliding_window": ("mistral", "qwen2", "qwen3", "mixtral", "qwen3_moe"),
     "rope_interleave": ("deepseek_v3",),
+    "state": ("mamba", "mamba2", "bamba"),
+    "attn_layer_indices": ("bamba",),
     **_EXPERT_KEYS,
 }
+
+
+# Keys that no file of a model without attention has; its layers have no feed-forward block either.
+_OF_ATTENTION = {"num_attention_heads", "num_key_value_heads", "head_dim", "attention_bias"}
+_OF_ATTENTION |= {"attention_dropout", "intermediate_size", "mlp_bias"}
 
 
 # Hugging Face's names of activations that have another with us.
@@ -126,6 +177,7 @@ def _list_of(kind: _Kind) -> _Kind:
 
 
 _SWITCH: _Kind = "true or false", lambda x: type(x) is bool
+_AUTO: _Kind = "'auto'", lambda x: x == "auto"
 _TEXT: _Kind = "a string", lambda x: isinstance(x, str)
 _TABLE: _Kind = "a table", lambda x: isinstance(x, Mapping) and all(isinstance(k, str) for k in x)
 _POSITIVE = _number("above 0", lambda x: x > 0)
@@ -145,7 +197,14 @@ _KINDS: dict[str, _Kind] = {
     **dict.fromkeys(("num_local_experts", "n_shared_experts"), _whole(0)),
     **dict.fromkeys(("num_experts_per_tok", "moe_intermediate_size"), _whole(1)),
     **dict.fromkeys(("n_group", "topk_group", "decoder_sparse_step"), _whole(1)),
-    "mlp_only_layers": _list_of(_whole(0)),
+    **dict.fromkeys(("mlp_only_layers", "attn_layer_indices"), _list_of(_whole(0))),
+    **dict.fromkeys(("state_size", "conv_kernel", "expand", "num_heads"), _whole(1)),
+    **dict.fromkeys(("n_groups", "chunk_size", "mamba_d_state", "mamba_d_conv"), _whole(1)),
+    **dict.fromkeys(("mamba_expand", "mamba_n_heads", "mamba_n_groups"), _whole(1)),
+    "mamba_chunk_size": _whole(1),
+    **dict.fromkeys(("time_step_rank", "mamba_d_head"), _any_of(_AUTO, _whole(1))),
+    **dict.fromkeys(("use_bias", "use_conv_bias", "residual_in_fp32"), _SWITCH),
+    **dict.fromkeys(("mamba_proj_bias", "mamba_conv_bias"), _SWITCH),
     "routed_scaling_factor": _POSITIVE,
     "norm_topk_prob": _SWITCH,
     "num_ln_in_parallel_attn": _whole(1, 2),
@@ -201,6 +260,10 @@ _SILENT = {
     ),
     *("resid_pdrop", "embd_pdrop", "hidden_dropout", "reorder_and_upcast_attn", "n_ctx"),
     *("qk_head_dim", "summary_activation"),
+    # how layers with a state begin, and by which of several equal ways they are computed
+    *("time_step_min", "time_step_max", "time_step_floor", "time_step_scale"),
+    *("time_step_init_scheme", "rescale_prenorm_residual", "use_mambapy"),
+    *("use_associative_scan", "num_logits_to_keep", "z_loss_coefficient"),
     *("summary_type", "summary_use_proj", "summary_proj_to_labels"),
     *("summary_first_dropout", "apply_residual_connection_post_layernorm", "output_past"),
     *("num_nextn_predict_layers", "output_router_logits", "router_jitter_noise"),
@@ -230,13 +293,17 @@ def read_config(data: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(kind, str) or kind not in FAMILIES:
         raise ValueError(f"unknown model_type {kind!r}; known are {', '.join(FAMILIES)}")
     for key, (ours, meaning) in _ONLY.items():
+        if key == "partial_rotary_factor" and kind == "bamba":
+            ours = (0.5,)  # transformers takes it to be that, whatever is said here
         if data.get(key) is not None and data[key] not in ours:
             raise ValueError(f"{key}={data[key]!r} is not supported: {meaning}")
     theirs = {v: k for k, v in _SPELLING.get(kind, {}).items()}
     found = {theirs.get(k, k): v for k, v in data.items() if k not in _ONLY and v is not None}
     for key, value in found.items():
         check_value(key, value, spelling=_SPELLING.get(kind, {}).get(key))
-    sizes = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads")
+    sizes = ["vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads"]
+    if kind in ("mamba", "mamba2"):
+        sizes.remove("num_attention_heads")
     missing = [_SPELLING.get(kind, {}).get(k, k) for k in sizes if k not in found]
     if missing:
         raise ValueError(f"a {kind} config lacks {', '.join(missing)}")
@@ -252,10 +319,14 @@ def read_config(data: Mapping[str, Any]) -> dict[str, Any]:
         found["hidden_act"] = "gelu_pytorch_tanh"  # early files say "gelu" and mean this
     if FAMILIES[kind].experts:
         _read_experts(found, data)
+    if FAMILIES[kind].state:
+        _read_states(found)
     if kind == "deepseek_v3":
         found.pop("head_dim", None)  # the rotated part of a key, which has a key of its own
     known = {f.name for f in fields(ModelConfig)}
     foreign = {key for key, kinds in _OWN.items() if kind not in kinds}
+    if FAMILIES[kind].state and not FAMILIES[kind].rotary:
+        foreign |= _OF_ATTENTION
     strange = sorted((set(found) - known - _SILENT) | (set(found) & foreign))
     if strange:
         warnings.warn(f"config keys that are not used: {', '.join(strange)}", stacklevel=3)
@@ -271,7 +342,11 @@ def _read_rope(found: dict[str, Any], data: Mapping[str, Any]) -> None:
         raise ValueError(f"rope_parameters that differ by layer are not supported: {both}")
     for key, value in both.items():
         check_value(key, value, _ROPE_KINDS, spelling=f"rope_parameters: {key}")
-    if both.pop("partial_rotary_factor", 1.0) != 1.0:
+    bamba = data["model_type"] == "bamba"  # transformers asks its files for no part elsewhere
+    part = both.pop("partial_rotary_factor", 0.5 if bamba else 1.0)
+    if bamba:
+        found["partial_rotary_factor"] = float(part)
+    elif part != 1.0:
         raise ValueError("rope_parameters: rotating only a part of each head is not supported")
     theta = both.pop("rope_theta", data.get("rope_theta"))
     if theta is None:
@@ -332,6 +407,33 @@ def _without_experts(kind: str) -> set[str]:
     return _EXPERT_KEYS.keys() - ({"num_experts"} if kind == "qwen3_moe" else set())
 
 
+def _read_states(found: dict[str, Any]) -> None:
+    """The sizes of layers with a state, as one table; heads that do not fit are refused."""
+    kind = found["model_type"]
+    state = {ours: found.pop(key, usual) for ours, (key, usual) in _STATE[kind].items()}
+    if state.get("time_step_rank") == "auto":
+        state["time_step_rank"] = None
+    if kind == "mamba2":
+        found.pop("time_step_rank", None)  # which only Mamba has
+    if "time_step_limit" in state:  # transformers 5 writes infinity as a table
+        limit = state["time_step_limit"]
+        words = {"Infinity": math.inf}
+        if isinstance(limit, list):
+            limit = [
+                words.get(str(x.get("__float__"))) if isinstance(x, Mapping) else x for x in limit
+            ]
+        state["time_step_limit"] = limit
+    channels = state["expand"] * found["hidden_size"]
+    given = {"mamba": "intermediate_size", "mamba2": "head_dim", "bamba": "mamba_d_head"}[kind]
+    size, heads = found.pop(given, None), state.get("num_heads", 1)
+    if size not in (None, "auto") and size * heads != channels:
+        what = f"{given} {size}" + (f" times {heads} heads" if heads > 1 else "")
+        raise ValueError(f"{what} is not expand times hidden_size, {channels}")
+    found["state"] = state
+    if kind == "bamba":
+        found.setdefault("attn_layer_indices", ())
+
+
 def _read_falcon(found: dict[str, Any]) -> None:
     """How many keys and norms a Falcon has follows from three switches."""
     new = found.pop("new_decoder_architecture", False)
@@ -361,7 +463,8 @@ def write_config(config: ModelConfig) -> dict[str, Any]:
     if not config.num_experts:
         drop |= _without_experts(kind)
     drop |= {"rope_theta", "rope_scaling"} if not family.rotary else set()
-    drop |= {"mlp_bias"} if kind != "llama" else set()
+    drop |= {"state", "attn_layer_indices", "partial_rotary_factor"}
+    drop |= {"mlp_bias"} if kind not in ("llama", "bamba") else set()
     drop |= {"attention_bias"} if kind in ("gpt2", "qwen2", "mistral", "mixtral") else set()
     drop |= {"num_key_value_heads"} if kind == "gpt2" else set()
     drop |= {"head_dim"} if kind in ("gpt2", "qwen2", "falcon", "deepseek_v3") else set()
@@ -375,6 +478,9 @@ def write_config(config: ModelConfig) -> dict[str, Any]:
         extra = _write_falcon(config)
     if kind.startswith("qwen") and config.sliding_window is not None:
         extra |= {"use_sliding_window": True, "max_window_layers": 0}
+    if family.state:
+        extra = _write_states(config)
+        drop |= {"rope_scaling"} if family.rotary else _OF_ATTENTION
     theirs = _SPELLING.get(kind, {})
     data = {theirs.get(k, k): v for k, v in data.items() if k not in drop}
     for key in ("eos_token_id", "mlp_only_layers"):
@@ -385,6 +491,28 @@ def write_config(config: ModelConfig) -> dict[str, Any]:
     if data.get("rope_scaling") is not None:
         data["rope_scaling"] = dict(data["rope_scaling"])
     return {"architectures": [ARCHITECTURES[kind]], **data, **extra}
+
+
+def _write_states(config: ModelConfig) -> dict[str, Any]:
+    state, extra = config.state, {}
+    for ours, (key, _) in _STATE[config.model_type].items():
+        value = getattr(state, ours)
+        extra[key] = list(value) if isinstance(value, tuple) else value
+    if config.model_type == "mamba":
+        extra["time_step_rank"] = state.time_step_rank or "auto"
+        extra["intermediate_size"] = state.expand * config.hidden_size
+    else:
+        size = state.expand * config.hidden_size // state.num_heads
+        extra["mamba_d_head" if config.model_type == "bamba" else "head_dim"] = size
+    if config.family.rotary:
+        scaling = {"rope_type": "default", **(config.rope_scaling or {})}
+        extra["rope_parameters"] = {
+            **scaling,
+            "rope_theta": float(config.rope_theta),
+            "partial_rotary_factor": config.partial_rotary_factor,
+        }
+        extra["attn_layer_indices"] = list(config.attn_layer_indices)
+    return extra
 
 
 def _write_falcon(config: ModelConfig) -> dict[str, Any]:

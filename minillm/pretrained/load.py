@@ -419,7 +419,7 @@ def _check_sizes(tensors: Mapping[str, Tensor], config: ModelConfig, folder: Pat
         there = f"there are {total}, and weights of {sum(i < total for i in layers)}"
         message = f"missing: model.layers.{first} (by the config {there})"
         raise ValueError(f"{folder} does not fit its config: {message}")
-    if config.head_dim > (largest := max(t.numel() for t in tensors.values())):
+    if (config.head_dim or 0) > (largest := max(t.numel() for t in tensors.values())):
         message = f"head_dim is {config.head_dim}, the largest weight has {largest} numbers"
         raise ValueError(f"{folder} does not fit its config: {message}")
 

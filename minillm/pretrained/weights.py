@@ -15,6 +15,16 @@ from minillm.config import ModelConfig
 
 __all__ = ["join_qkv", "layer_name", "read_weights", "split_qkv", "write_weights"]
 
+_BACKBONE = [
+    ("model.embed_tokens.", "backbone.embeddings."),
+    ("model.norm.", "backbone.norm_f."),
+    ("model.layers.", "backbone.layers."),
+    (".mamba.", ".mixer."),
+    # after the layer's number, as the mixer has a norm of that name too
+    *((f"{digit}.input_layernorm.", f"{digit}.norm.") for digit in range(10)),
+]
+
+
 # Names of weights, ours -> theirs; the other families use ours.
 _NAMES = {
     "gpt2": [
@@ -43,6 +53,13 @@ _NAMES = {
         (".gate_proj.", ".w1."),
         (".up_proj.", ".w3."),
         (".down_proj.", ".w2."),
+    ],
+    "mamba": _BACKBONE,
+    "mamba2": _BACKBONE,
+    "bamba": [
+        ("model.norm.", "model.final_layernorm."),
+        (".post_attention_layernorm.", ".pre_ff_layernorm."),
+        (".mlp.", ".feed_forward."),
     ],
 }
 
@@ -93,7 +110,7 @@ def read_weights(tensors: Mapping[str, Tensor], config: ModelConfig) -> dict[str
         if config.model_type == "gpt2":
             tensor = tensor.t() if _TRANSPOSED.search(name) else tensor
             name = name if name.startswith(("transformer.", "lm_head.")) else f"transformer.{name}"
-        name = _rename(name, pairs)
+        name = _rename(name.replace("backbone.embedding.", "backbone.embeddings."), pairs)
         if ".shared_experts." in name and not tensor.numel() and not config.n_shared_experts:
             continue  # transformers makes an empty block of them
         if ".self_attn.qkv." in name:

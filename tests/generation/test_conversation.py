@@ -233,6 +233,30 @@ def test_an_interrupt_in_the_middle_of_a_pass_leaves_a_sound_conversation(layer,
     assert chat.ids == other.ids and chat.reused > 5
 
 
+@pytest.mark.parametrize("passes", [0, 3])
+def test_a_model_with_a_state_computes_anew_what_it_cannot_go_back_to(passes):
+    tokenizer = tokenizer_with()
+    state = {"model_type": "bamba", "state": {"num_heads": 2}, "attn_layer_indices": (1,)}
+    model = model_for(tokenizer, seed=2, **state)
+    chat, calls = Conversation(model, tokenizer), []
+    for question in QUESTIONS[:2]:
+        other = fresh(chat, chat.messages)
+        assert say(chat, question) == say(other, question) and chat.ids == other.ids
+
+    def interrupt(*_):
+        calls.append(1)
+        if len(calls) > passes:
+            raise KeyboardInterrupt
+
+    hook = model.model.layers[1].mlp.register_forward_hook(interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        say(chat, "the cat")
+    hook.remove()
+    chat.messages[1]["content"] = "the mat"  # an earlier answer is changed
+    other = fresh(chat, chat.messages)
+    assert say(chat, "the dog") == say(other, "the dog") and chat.ids == other.ids
+
+
 # What may not be said
 
 

@@ -102,6 +102,7 @@ def test_cached_logits_one_shot_in_chunks_and_step_by_step(name, checkpoint):
 
 # The last product of each branch. Small ones let a token predict itself: dull texts test little.
 OUTWARD = ("o_proj.weight", "down_proj.weight", "c_proj.weight", "dense.weight", "4h_to_h.weight")
+OUTWARD += ("out_proj.weight",)
 
 
 @torch.no_grad()
@@ -166,7 +167,7 @@ def test_saved_and_read_back_by_transformers(name, checkpoint, tmp_path):
 
 
 SHARDED = ["llama-3", "llama-tied", "gpt2", "falcon-new", "deepseek"]
-SHARDED += ["mixtral", "qwen3-moe", "deepseek-experts"]
+SHARDED += ["mixtral", "qwen3-moe", "deepseek-experts", "mamba", "mamba2", "bamba"]
 
 
 @pytest.mark.parametrize("name", SHARDED)
@@ -347,7 +348,7 @@ def test_the_tokenizer_travels_too(add_bos, tmp_path):
         assert ours.decode(ids, skip_special_tokens=True) == text
 
 
-@pytest.mark.parametrize("kind", ["mamba", "gpt_neox", None])
+@pytest.mark.parametrize("kind", ["rwkv", "gpt_neox", None])
 def test_an_unknown_architecture_is_refused_with_all_that_are_known(kind, checkpoint, tmp_path):
     folder, _ = checkpoint("llama-3")
     shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
@@ -357,7 +358,7 @@ def test_an_unknown_architecture_is_refused_with_all_that_are_known(kind, checkp
         from_pretrained(tmp_path)
     assert set(str(caught.value).split("known are ")[1].split(", ")) == {
         *("gpt2", "llama", "mistral", "qwen2", "qwen3", "gemma", "falcon", "deepseek_v3"),
-        *("mixtral", "qwen3_moe"),
+        *("mixtral", "qwen3_moe", "mamba", "mamba2", "bamba"),
     }
 
 

@@ -1,0 +1,65 @@
+"""The graders of 12 accept right answers and say what is wrong with wrong ones."""
+
+import math
+
+
+def weights_of(dt, a, B, C, *, future=False, steps=True, shift=1, turned=False):
+    T = len(dt)
+    rows = []
+    for t in range(T):
+        row = []
+        for s in range(T):
+            c, b = (C[s], B[t]) if turned else (C[t], B[s])
+            fits = sum(x * y for x, y in zip(c, b, strict=True))
+            left = math.exp(sum(a[s + shift : t + 1]))
+            row.append(fits * left * (dt[s] if steps else 1) * (future or s <= t))
+        rows.append(row)
+    return rows
+
+
+def memory_bytes(c, length, *, window=-1, channels=None, bytes_each=4):
+    total = 0
+    for i in range(c.num_hidden_layers):
+        if c.has_state(i):
+            s, E = c.state, c.state.expand * c.hidden_size
+            width = E + 2 * s.n_groups * s.state_size if channels is None else E
+            total += (s.conv_kernel + window) * width + E * s.state_size
+        else:
+            total += 2 * c.num_key_value_heads * c.head_dim * length
+    return bytes_each * total
+
+
+def copier(marks, *, A=-20.0, other=0.0, mark=1.0):
+    return [mark if m else other for m in marks], A
+
+
+RIGHT = {"12.1": weights_of, "12.2": memory_bytes, "12.3": copier, "12.4": 3}
+WRONG = [
+    ("12.1", lambda *a: weights_of(*a, future=True), "reads inputs after t"),
+    ("12.1", lambda *a: weights_of(*a, steps=False), "the weight of its own step"),
+    ("12.1", lambda *a: weights_of(*a, shift=0), "does not fade at its own position"),
+    ("12.1", lambda *a: weights_of(*a, turned=True), "its C meets the input's B"),
+    ("12.1", lambda *a: weights_of(*a)[:-1], "return 1 rows of 1 numbers"),
+    ("12.1", lambda *a: weights_of(*a, shift=2), "the recurrence says otherwise"),
+    ("12.2", lambda c, n: memory_bytes(c, n, bytes_each=1), "each of which takes 4 bytes"),
+    ("12.2", lambda c, n: memory_bytes(c, n, window=0), "the newest input"),
+    ("12.2", lambda c, n: memory_bytes(c, 1), "bamba, 3 layers"),
+    ("12.2", lambda c, n: memory_bytes(c, n, channels="x"), "B and C go through"),
+    (
+        "12.2",
+        lambda c, n: memory_bytes(c, n, window=-c.state.conv_kernel if c.state else 0),
+        "window is missing",
+    ),
+    ("12.2", lambda c, n: "a lot", "return a number"),
+    ("12.3", lambda m: copier(m, A=-1.0), "the older input is still there"),
+    ("12.3", lambda m: copier(m, other=0.01), "is not marked, and its input came in"),
+    ("12.3", lambda m: copier(m, mark=2.0), "enters with the weight 2.0"),
+    ("12.3", lambda m: copier(m, A=20.0), "A is a negative number"),
+    ("12.3", lambda m: (copier(m)[0][:-1], -20.0), "a step for each of 5 positions"),
+    ("12.3", lambda m: copier(m, other=-1.0), "no step is negative"),
+    ("12.3", lambda m: copier(m)[0], "return two things"),
+    ("12.4", 5, "what is it given as the window"),
+    ("12.4", 1, "line 1 is as it should be"),
+    ("12.4", 7, "the number of a line"),
+    ("12.4", "3", "the number of a line"),
+]
