@@ -103,12 +103,14 @@ def export_step(model: CausalLM, *, max_length: int, batch_size: int = 1) -> Exp
     `max_length` tokens.
     Raises: ValueError as `DecodingStep`.
     """
-    step = DecodingStep(model, max_length=max_length, batch_size=batch_size).eval()
-    device = model.lm_head.weight.device
+    step = DecodingStep(model, max_length=max_length, batch_size=batch_size)
+    device, training = model.lm_head.weight.device, model.training
     ids = torch.zeros(batch_size, 1, dtype=torch.long, device=device)
-    with torch.no_grad():
-        example = (ids, ids[0], *step.empty())
-        return torch.export.export(step, example)
+    try:
+        with torch.no_grad():
+            return torch.export.export(step.eval(), (ids, ids[0], *step.empty()))
+    finally:
+        model.train(training)
 
 
 OPSETS = range(18, 24)  # the versions of ONNX's operators that torch writes or converts to
