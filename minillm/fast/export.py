@@ -113,14 +113,15 @@ def export_step(model: CausalLM, *, max_length: int, batch_size: int = 1) -> Exp
         model.train(training)
 
 
-OPSETS = range(18, 24)  # the versions of ONNX's operators that torch writes or converts to
+OPSETS = range(18, 26)  # the versions of ONNX's operators that torch 2.13 writes
 
 
 def to_onnx(program: ExportedProgram, path: str | Path, *, opset: int = 20) -> None:
     """Write an exported step as an ONNX file, weights included.
 
     Inputs are input_ids, position, keys, values; outputs logits, new_keys, new_values.
-    Raises: ValueError for an opset that is not in OPSETS; ImportError without onnx and onnxscript.
+    Raises: ValueError for an opset that is not in OPSETS, or that the step cannot be written in;
+        ImportError without onnx and onnxscript.
     """
     if opset not in OPSETS:
         known = f"{OPSETS[0]} to {OPSETS[-1]}"
@@ -135,19 +136,20 @@ def to_onnx(program: ExportedProgram, path: str | Path, *, opset: int = 20) -> N
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            torch.onnx.export(
+            made: Any = torch.onnx.export(
                 program,
                 (),
-                str(path),
                 input_names=["input_ids", "position", "keys", "values"],
                 output_names=["logits", "new_keys", "new_values"],
                 opset_version=opset,
                 dynamo=True,
-                external_data=False,
                 verbose=False,
             )
     finally:
         log.setLevel(level)
+    if (written := made.model.opset_imports[""]) != opset:  # torch logs it and goes on
+        raise ValueError(f"this step cannot be written in ONNX opset {opset}, only in {written}")
+    made.save(str(path), external_data=False)
 
 
 def decode(

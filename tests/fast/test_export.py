@@ -308,7 +308,7 @@ def tokenizer():
     from minillm.tokenizer.bpe import BPETokenizer
 
     text = "the cat sat on the mat. the hat is on the cat. " * 3
-    return BPETokenizer.train(text, 270, special_tokens=["<|end|>"])
+    return BPETokenizer.train(text, 270, special_tokens=["<|endoftext|>"])
 
 
 def sized(tokenizer, **changes):
