@@ -30,6 +30,7 @@ MODULES = {
     "09": "train",
     "10": "model",
     "11": "experts",
+    "17": "leaving",
 }
 
 Grader = Callable[[Any], "str | None"]

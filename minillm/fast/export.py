@@ -36,6 +36,39 @@ __all__ = [
 ]
 
 
+def prune_vocabulary(
+    model: CausalLM, tokenizer: Any, keep_ids: Iterable[int]
+) -> tuple[CausalLM, Any, list[int]]:
+    """A copy of the model that knows some tokens only, its tokenizer, and the old id of each token.
+
+    Kept are `keep_ids`, all that these are merged from, the bytes and the special tokens: every
+    text can still be written. A kept token's embedding and its row of the head are as they were.
+    Raises: ValueError for ids without a token, and for a tokenizer that cannot be cut.
+    """
+    if not hasattr(tokenizer, "prune"):
+        kind = type(tokenizer).__name__
+        raise ValueError(f"a {kind} cannot be pruned; a BPETokenizer can")
+    c = model.config
+    named = {"bos_token_id": c.bos_token_id, "pad_token_id": c.pad_token_id}
+    ends = [i for i in (*named.values(), *c.eos_token_ids) if i is not None]
+    small_tokenizer, old_ids = tokenizer.prune([*keep_ids, *ends])
+    new_id = {old: new for new, old in enumerate(old_ids)}
+    changes: dict[str, Any] = {k: new_id[i] for k, i in named.items() if i is not None}
+    if c.eos_token_id is not None:
+        found = tuple(new_id[i] for i in c.eos_token_ids)
+        changes["eos_token_id"] = found[0] if isinstance(c.eos_token_id, int) else found
+    config = dataclasses.replace(c, vocab_size=len(old_ids), **changes)
+    small = copy.deepcopy(model)
+    small.config = small.model.config = config
+    rows = torch.tensor(old_ids, device=model.lm_head.weight.device)
+    with torch.no_grad():
+        for part in (small.model.embed_tokens, small.lm_head):
+            part.weight = nn.Parameter(part.weight[rows])
+    small.model.embed_tokens.num_embeddings = small.lm_head.out_features = len(old_ids)
+    small.tie_weights()
+    return small, small_tokenizer, old_ids
+
+
 class _Slots:
     """A cache of fixed size as a function sees it: written by making the buffers anew."""
 
@@ -69,16 +102,16 @@ class DecodingStep(nn.Module):
             raise ValueError(f"{batch_size=} and {max_length=} must be at least 1")
         if not c.family.rotary and max_length > c.max_position_embeddings:
             known = c.max_position_embeddings
-            raise ValueError(f"max_length {max_length}, but this model has learned {known} positions")
+            raise ValueError(
+                f"max_length {max_length}, but this model has learned {known} positions"
+            )
         if (c.rope_scaling or {}).get("rope_type", (c.rope_scaling or {}).get("type")) == "dynamic":
             raise ValueError("dynamic rope_scaling turns old keys anew: a step with a cache cannot")
         self.lm, self.batch_size, self.max_length = model, batch_size, max_length
 
     def empty(self) -> tuple[Tensor, Tensor]:
         """Keys and values of no token. Shape: -> (L, B, G, S, D) each."""
-        cache = self.lm.make_cache(
-            "static", batch_size=self.batch_size, max_length=self.max_length
-        )
+        cache = self.lm.make_cache("static", batch_size=self.batch_size, max_length=self.max_length)
         layers: list[Any] = cache.layers
         keys, values = zip(*(layer.allocate(self.max_length) for layer in layers), strict=True)
         return torch.stack(keys), torch.stack(values)
@@ -88,7 +121,9 @@ class DecodingStep(nn.Module):
     ) -> tuple[Tensor, Tensor, Tensor]:
         slots = torch.arange(keys.shape[3], device=position.device)
         here = (slots == position)[:, None]  # (S, 1)
-        cache: Any = [_Slots(k, v, here) for k, v in zip(keys.unbind(), values.unbind(), strict=True)]
+        cache: Any = [
+            _Slots(k, v, here) for k, v in zip(keys.unbind(), values.unbind(), strict=True)
+        ]
         filled = torch.where(slots <= position, slots, -1)
         mask = build_mask(position, filled, window=self.lm.config.sliding_window)
         logits = self.lm.run(input_ids, position[None], mask, False, cache, 1)
@@ -111,6 +146,33 @@ def export_step(model: CausalLM, *, max_length: int, batch_size: int = 1) -> Exp
             return torch.export.export(step.eval(), (ids, ids[0], *step.empty()))
     finally:
         model.train(training)
+
+
+def decode(
+    step: Callable[..., Iterable[Tensor]],
+    prompt: Tensor,
+    empty: tuple[Tensor, Tensor],
+    *,
+    max_new_tokens: int,
+) -> Tensor:
+    """Greedy continuation by a step that runs anywhere: `(ids, position, keys, values)` in,
+    logits, keys and values out. The prompt is fed token by token.
+
+    Shape: prompt (B, T), `empty` keys and values (L, B, G, S, D) -> (B, T + max_new_tokens).
+    Raises: ValueError if rows or tokens do not fit the cache; the last token needs no slot.
+    """
+    keys, values = empty
+    (B, T), rows, slots = prompt.shape, keys.shape[1], keys.shape[3]
+    if rows != B or T < 1 or max_new_tokens < 0 or T + max_new_tokens - 1 > slots:
+        asked = f"{B} rows of {T} + {max_new_tokens} tokens"
+        raise ValueError(f"{asked} do not fit a cache of {rows} rows and {slots} slots")
+    ids = prompt
+    for i in range(T + max_new_tokens - 1):
+        position = torch.tensor([i], device=prompt.device)
+        logits, keys, values = step(ids[:, i : i + 1], position, keys, values)
+        if i >= T - 1:
+            ids = torch.cat([ids, logits.argmax(-1, keepdim=True)], 1)
+    return ids
 
 
 OPSETS = range(18, 26)  # the versions of ONNX's operators that torch 2.13 writes
@@ -150,66 +212,6 @@ def to_onnx(program: ExportedProgram, path: str | Path, *, opset: int = 20) -> N
     if (written := made.model.opset_imports[""]) != opset:  # torch logs it and goes on
         raise ValueError(f"this step cannot be written in ONNX opset {opset}, only in {written}")
     made.save(str(path), external_data=False)
-
-
-def decode(
-    step: Callable[..., Iterable[Tensor]],
-    prompt: Tensor,
-    empty: tuple[Tensor, Tensor],
-    *,
-    max_new_tokens: int,
-) -> Tensor:
-    """Greedy continuation by a step that runs anywhere: `(ids, position, keys, values)` in,
-    logits, keys and values out. The prompt is fed token by token.
-
-    Shape: prompt (B, T), `empty` keys and values (L, B, G, S, D) -> (B, T + max_new_tokens).
-    Raises: ValueError if rows or tokens do not fit the cache; the last token needs no slot.
-    """
-    keys, values = empty
-    (B, T), rows, slots = prompt.shape, keys.shape[1], keys.shape[3]
-    if B != rows or T < 1 or max_new_tokens < 0 or T + max_new_tokens - 1 > slots:
-        asked = f"{B} rows of {T} + {max_new_tokens} tokens"
-        raise ValueError(f"{asked} do not fit a cache of {rows} rows and {slots} slots")
-    ids = prompt
-    for i in range(T + max_new_tokens - 1):
-        position = torch.tensor([i], device=prompt.device)
-        logits, keys, values = step(ids[:, i : i + 1], position, keys, values)
-        if i >= T - 1:
-            ids = torch.cat([ids, logits.argmax(-1, keepdim=True)], 1)
-    return ids
-
-
-def prune_vocabulary(
-    model: CausalLM, tokenizer: Any, keep_ids: Iterable[int]
-) -> tuple[CausalLM, Any, list[int]]:
-    """A copy of the model that knows some tokens only, its tokenizer, and the old id of each token.
-
-    Kept are `keep_ids`, all that these are merged from, the bytes and the special tokens: every
-    text can still be written. A kept token's embedding and its row of the head are as they were.
-    Raises: ValueError for ids without a token, and for a tokenizer that cannot be cut.
-    """
-    if not hasattr(tokenizer, "prune"):
-        kind = type(tokenizer).__name__
-        raise ValueError(f"a {kind} cannot be pruned; a BPETokenizer can")
-    c = model.config
-    named = {"bos_token_id": c.bos_token_id, "pad_token_id": c.pad_token_id}
-    ends = [i for i in (*named.values(), *c.eos_token_ids) if i is not None]
-    small_tokenizer, old_ids = tokenizer.prune([*keep_ids, *ends])
-    new_id = {old: new for new, old in enumerate(old_ids)}
-    changes: dict[str, Any] = {k: new_id[i] for k, i in named.items() if i is not None}
-    if c.eos_token_id is not None:
-        found = tuple(new_id[i] for i in c.eos_token_ids)
-        changes["eos_token_id"] = found[0] if isinstance(c.eos_token_id, int) else found
-    config = dataclasses.replace(c, vocab_size=len(old_ids), **changes)
-    small = copy.deepcopy(model)
-    small.config = small.model.config = config
-    rows = torch.tensor(old_ids, device=model.lm_head.weight.device)
-    with torch.no_grad():
-        for part in (small.model.embed_tokens, small.lm_head):
-            part.weight = nn.Parameter(part.weight[rows])
-    small.model.embed_tokens.num_embeddings = small.lm_head.out_features = len(old_ids)
-    small.tie_weights()
-    return small, small_tokenizer, old_ids
 
 
 def quantize_rows(weight: Tensor) -> tuple[Tensor, Tensor]:

@@ -31,7 +31,9 @@ def check_tensor_parallel(model: nn.Module, size: int) -> None:
     if size == 1:
         return
     if type(model) is not CausalLM:
-        raise ValueError(f"tensor parallel cuts the layers of a CausalLM, not {type(model).__name__}")
+        raise ValueError(
+            f"tensor parallel cuts the layers of a CausalLM, not {type(model).__name__}"
+        )
     c = model.config
     for layer in model.model.layers:
         for name, known in (("self_attn", (MultiHeadAttention,)), ("mlp", (GatedMLP, MLP))):
