@@ -329,9 +329,7 @@ def test_kept_logits_are_the_same(tokenizer, tied):
     ids, new_ids = (torch.tensor([t.encode(text)]) for t in (tokenizer, small_tokenizer))
     assert [old[i] for i in new_ids[0]] == ids[0].tolist()
     with torch.no_grad():
-        torch.testing.assert_close(
-            small(new_ids), model(ids)[..., old], rtol=0, atol=1e-14
-        )
+        torch.testing.assert_close(small(new_ids), model(ids)[..., old], rtol=0, atol=1e-14)
     assert model.config.vocab_size == 270 == len(model.lm_head.weight)
 
 

@@ -36,6 +36,8 @@ OPTIONS = """
     --gradient-accumulation-steps 2 --checkpoint-interval 2 --parallel tensor
 """.split()  # noqa: SIM905
 
+TEXTS = ["--device", "cpu", "--count", "2", "--max-new-tokens", "12"]
+
 WORKER = """
     import faulthandler, json, os, shutil, sys
     import torch
@@ -139,8 +141,7 @@ def runs(tmp_path_factory):
     commands = [
         train("two", *tokenizer),
         train("one, then two", *tokenizer, "--resume"),
-        ["generate", str(folder / "one"), "--device", "cpu", "--parallel", "tensor", "--count", "2"]
-        + ["--max-new-tokens", "12"],
+        ["generate", str(folder / "one"), "--parallel", "tensor", *TEXTS],
     ]
     found = two_processes(SMALL, FAMILIES, commands, str(folder))
     shutil.copytree(folder / "two", folder / "two, then one")
@@ -212,8 +213,7 @@ def test_training_gives_the_curve_and_the_files_of_one_process(runs, kind):
 def test_the_first_process_prints_the_texts_of_one(runs, capsys):
     folder, found = runs
     capsys.readouterr()
-    options = ["--device", "cpu", "--count", "2", "--max-new-tokens", "12"]
-    assert main(["generate", str(folder / "one"), *options]) == 0
+    assert main(["generate", str(folder / "one"), *TEXTS]) == 0
     alone = capsys.readouterr().out
     (_, first), (_, second) = found
     assert alone.rstrip("\n") in "\n".join(first)
@@ -261,7 +261,7 @@ def test_layers_of_other_kinds_are_named():
 
 
 def test_compiling_and_tensor_parallel_are_refused_together():
-    with pytest.raises(ValueError, match="compile=True .*'tensor'"):
+    with pytest.raises(ValueError, match=r"compile=True .*'tensor'"):
         TrainConfig(2, parallel="tensor", compile=True)
 
 
