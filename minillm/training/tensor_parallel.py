@@ -12,7 +12,6 @@ cutting, and the sums in both directions, are those of `torch.distributed.tensor
 from functools import partial
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 

@@ -213,7 +213,7 @@ def test_sizes_below_one_are_refused(sizes, message):
 def test_models_whose_step_is_another_are_refused():
     with pytest.raises(ValueError, match="PackedLM"):
         export_step(made("llama").packed(), max_length=8)
-    with pytest.raises(ValueError, match="max_length 2049.* 2048 positions"):
+    with pytest.raises(ValueError, match=r"max_length 2049.* 2048 positions"):
         export_step(made("gpt2"), max_length=2049)
     scaling = {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}
     with pytest.raises(ValueError, match="dynamic"):

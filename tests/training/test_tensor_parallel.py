@@ -56,7 +56,8 @@ WORKER = """
     distributed.stop = lambda: None  # one group serves all
 
     def made(changes):
-        model, draw = CausalLM(ModelConfig(**{**small, **changes}), seed=3).double(), torch.Generator()
+        model = CausalLM(ModelConfig(**{**small, **changes}), seed=3).double()
+        draw = torch.Generator().manual_seed(1)
         with torch.no_grad():
             for p in model.parameters():
                 p.add_(0.1 * torch.randn(p.shape, generator=draw, dtype=p.dtype))
