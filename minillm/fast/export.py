@@ -259,6 +259,8 @@ class Int8Linear(_Int8Rows):
     Shape: (..., in) -> (..., out).
     """
 
+    bias: Tensor | None
+
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         super().__init__(weight)
         self.register_buffer("bias", None if bias is None else bias.detach())
@@ -274,7 +276,7 @@ def int8_copy(model: CausalLM) -> CausalLM:
     Raises: ValueError for a model with matrices that are neither `nn.Linear` nor `nn.Embedding`.
     """
     small = copy.deepcopy(model)
-    made: dict[nn.Parameter, _Int8Rows] = {}
+    made: dict[Tensor, _Int8Rows] = {}
     for parent in [*small.modules()]:
         for name, part in [*parent.named_children()]:
             if isinstance(part, nn.Linear | nn.Embedding):

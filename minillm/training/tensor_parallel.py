@@ -67,13 +67,14 @@ def _everywhere(module: nn.Module, mesh: Any, dim: int | None = None) -> None:
     def leave(_: nn.Module, output: Any, mesh: Any) -> Tensor:
         return output.to_local()
 
-    distribute_module(module, mesh, None, enter, leave)
+    hooks: Any = (enter, leave)  # torch uses what they return; its types say None
+    distribute_module(module, mesh, None, *hooks)
     if dim is not None:
         for weight in module.parameters():
             weight.register_hook(lambda grad: grad.redistribute(placements=[Replicate()]))
 
 
-def parallelize(model: CausalLM) -> CausalLM:
+def parallelize(model: nn.Module) -> nn.Module:
     """Cut the model's layers over the processes of the group, in place; returns the model.
 
     Called with the same ids in every process it gives the same logits in every process. Embedding,
@@ -84,7 +85,7 @@ def parallelize(model: CausalLM) -> CausalLM:
     """
     size = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
     check_tensor_parallel(model, size)
-    if size == 1:
+    if size == 1 or not isinstance(model, CausalLM):
         return model
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import Replicate
@@ -96,9 +97,11 @@ def parallelize(model: CausalLM) -> CausalLM:
     )
 
     mesh = init_device_mesh(next(model.parameters()).device.type, (size,))
-    whole = {"input_layouts": (Replicate(),), "desired_input_layouts": (Replicate(),)}
-    plan: dict[str, Any] = {"self_attn": PrepareModuleInput(**whole)}
-    plan |= {"mlp": PrepareModuleInput(**whole)}  # gradients of its parts are added before they go
+    whole = (Replicate(),)
+    plan: dict[str, Any] = {  # a block's input is one tensor: its gradient is summed once
+        name: PrepareModuleInput(input_layouts=whole, desired_input_layouts=whole)
+        for name in ("self_attn", "mlp")
+    }
     plan |= {f"self_attn.{name}_proj": ColwiseParallel() for name in "qkv"}
     plan |= {f"mlp.{name}_proj": ColwiseParallel() for name in ("gate", "up")}
     plan |= {"self_attn.o_proj": RowwiseParallel(), "mlp.down_proj": RowwiseParallel()}
