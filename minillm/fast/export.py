@@ -36,6 +36,12 @@ __all__ = [
 ]
 
 
+def _check_whole(model: nn.Module) -> None:
+    """Raises: ValueError for a model of which this process holds a part only."""
+    if any(hasattr(p, "full_tensor") for p in model.parameters()):
+        raise ValueError("this process holds only a part of the model: load it whole, in one")
+
+
 def prune_vocabulary(
     model: CausalLM, tokenizer: Any, keep_ids: Iterable[int]
 ) -> tuple[CausalLM, Any, list[int]]:
@@ -45,6 +51,7 @@ def prune_vocabulary(
     text can still be written. A kept token's embedding and its row of the head are as they were.
     Raises: ValueError for ids without a token, and for a tokenizer that cannot be cut.
     """
+    _check_whole(model)
     if not hasattr(tokenizer, "prune"):
         kind = type(tokenizer).__name__
         raise ValueError(f"a {kind} cannot be pruned; a BPETokenizer can")
@@ -98,6 +105,7 @@ class DecodingStep(nn.Module):
         c = model.config
         if type(model) is not CausalLM:
             raise ValueError(f"a step is made of a CausalLM, not of a {type(model).__name__}")
+        _check_whole(model)
         if batch_size < 1 or max_length < 1:
             raise ValueError(f"{batch_size=} and {max_length=} must be at least 1")
         if not c.family.rotary and max_length > c.max_position_embeddings:
@@ -275,6 +283,7 @@ def int8_copy(model: CausalLM) -> CausalLM:
 
     Raises: ValueError for a model with matrices that are neither `nn.Linear` nor `nn.Embedding`.
     """
+    _check_whole(model)
     small = copy.deepcopy(model)
     made: dict[Tensor, _Int8Rows] = {}
     for parent in [*small.modules()]:

@@ -263,6 +263,10 @@ def _state_of(model: CausalLM) -> dict[str, Tensor]:
     Raises: ValueError if the model has others: loaded again, it would be another model.
     """
     state = model.state_dict()
+    if any(hasattr(tensor, "full_tensor") for tensor in state.values()):
+        raise ValueError(
+            "the model is sharded: gather it with distributed.whole_tensors, then save"
+        )
     if type(model) is not CausalLM:
         from minillm.fast.packed import PackedLM
 

@@ -11,11 +11,15 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 from safetensors.torch import load_file
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from minillm.cli import main
 from minillm.config import ModelConfig
+from minillm.fast.export import export_step, int8_copy, prune_vocabulary
 from minillm.model import CausalLM
+from minillm.pretrained.load import save_pretrained
 from minillm.training import distributed
 from minillm.training.tensor_parallel import check_tensor_parallel, parallelize
 from minillm.training.trainer import TrainConfig, Trainer
@@ -219,6 +223,25 @@ def test_the_first_process_prints_the_texts_of_one(runs, capsys):
     (_, first), (_, second) = found
     assert alone.rstrip("\n") in "\n".join(first)
     assert not second
+
+
+@pytest.fixture
+def two_in_name():
+    """A group that this process believes to have two members; nothing is sent."""
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    yield
+    dist.destroy_process_group()
+
+
+def test_a_part_of_a_model_is_neither_saved_nor_exported(two_in_name, tmp_path):
+    model = parallelize(CausalLM(ModelConfig(**SMALL)))
+    with pytest.raises(ValueError, match=r"sharded: gather it with distributed.whole_tensors"):
+        save_pretrained(model, None, tmp_path / "saved")
+    for way in (int8_copy, lambda m: export_step(m, max_length=4)):
+        with pytest.raises(ValueError, match="only a part of the model"):
+            way(model)
+    with pytest.raises(ValueError, match="only a part of the model"):
+        prune_vocabulary(model, None, [1])
 
 
 # one process
