@@ -44,6 +44,8 @@ _PUBLIC = {
     "generation.conversation": ["Conversation"],
     "generation.decoding": ["generate", "stream_text"],
     "generation.speculative": ["speculative_generate"],
+    "fast.export": ["DecodingStep", "export_step", "int8_copy", "prune_vocabulary", "to_onnx"],
+    "training.tensor_parallel": ["parallelize"],
     "pretrained.load": ["from_pretrained", "save_pretrained"],
 }
 _MODULE_OF = {name: module for module, names in _PUBLIC.items() for name in names}

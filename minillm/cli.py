@@ -6,6 +6,7 @@
     python -m minillm chat HuggingFaceTB/SmolLM2-135M-Instruct
     python -m minillm eval runs/first
     torchrun --nproc-per-node 2 -m minillm train --output-dir runs/two --parallel fsdp
+    torchrun --nproc-per-node 2 -m minillm generate runs/two --parallel tensor
 
 `train` writes config.json, model.safetensors and tokenizer.json as Hugging Face does, beside them
 the checkpoints and metrics of the run, and run.json, which says how it was made. Started again
@@ -66,6 +67,9 @@ def parser() -> argparse.ArgumentParser:
     one.add_argument("--count", type=int, default=1)
     one.add_argument("--max-new-tokens", type=int, default=400)
     _sampler_options(one, temperature=1.0)
+    one.add_argument(
+        "--parallel", choices=["tensor"], help="under torchrun: cut the layers over the processes"
+    )
     _chat_options(command("chat", chat, "talk with a chat model, or answer the lines of a pipe"))
     one = command("eval", evaluate_folder, "bits per byte, floor and share of valid stories")
     one.add_argument("folder", type=Path, help="of a saved model; or a GGUF file")
@@ -131,10 +135,11 @@ def _train_options(one: argparse.ArgumentParser) -> None:
     run.add_argument("--compile", action="store_true")
     run.add_argument(
         "--parallel",
-        choices=["ddp", "fsdp"],
+        choices=["ddp", "fsdp", "tensor"],
         default="ddp",
-        help="under torchrun: every process has the whole model, or a part of it; samples of the"
-        " latter are written by a whole copy in the first process",
+        help="under torchrun: every process has the whole model and some rows of each batch; or a"
+        " part of it (fsdp); or some heads and hidden units of each layer, and all rows (tensor)."
+        " Samples of the latter two are written by a whole copy in the first process",
     )
     run.add_argument(
         "--save-dtype",
@@ -333,10 +338,12 @@ def train(a: argparse.Namespace) -> None:
 
 def _prepare(a: argparse.Namespace) -> tuple[Any, Any]:
     """Take the folder; make the tokenizer and, of a file, the token file."""
-    from minillm.pretrained.load import check_savable
+    from minillm.pretrained.load import check_savable, empty_model
     from minillm.tokenizer.bpe import BPETokenizer
     from minillm.training.data import TokenDataset
+    from minillm.training.distributed import world
     from minillm.training.run_folder import FolderLock, check_free
+    from minillm.training.tensor_parallel import check_tensor_parallel
 
     if not a.resume:
         check_free(a.output_dir, "give --resume to go on, or another --output-dir")
@@ -359,6 +366,8 @@ def _prepare(a: argparse.Namespace) -> tuple[Any, Any]:
     config = _model_config(a, tokenizer)
     _check_fit(config, a, tokenizer)
     check_savable(config)  # rather now than after the training
+    if a.parallel == "tensor":
+        check_tensor_parallel(empty_model(config), world().size)
     if not is_file(a):
         next(source(a, tokenizer))  # does a story fit a row?
     lock = FolderLock(a.output_dir)
@@ -669,13 +678,32 @@ def finish_run_info(
 
 
 def generate_texts(a: argparse.Namespace) -> None:
-    """Print texts that the model of a folder writes."""
+    """Print texts that the model of a folder writes; of several processes, the first prints."""
+    from minillm.training import distributed
+
     drawn_by = sampler(a)
-    model, tokenizer = _load(a)
-    begin = _begin(model, tokenizer, a.prompt)
-    how = {"count": a.count, "sampler": drawn_by, "max_new_tokens": a.max_new_tokens}
-    for i, text in enumerate(sample_texts(model, tokenizer, begin, prompt=a.prompt, **how)):
-        print(("\n" if i else "") + text)
+    if a.parallel is not None:
+        a.device = str(distributed.start(device(a)))
+    try:
+        model, tokenizer = _load(a)
+        if a.parallel is not None:
+            model = distributed.wrap(model, a.parallel)
+        begin = _begin(model, tokenizer, a.prompt)
+        how = {"count": a.count, "sampler": drawn_by, "max_new_tokens": a.max_new_tokens}
+        texts = sample_texts(model, tokenizer, begin, prompt=a.prompt, **how)
+        if distributed.world().rank == 0:
+            print("\n\n".join(texts))
+    finally:
+        distributed.stop()
+
+
+def sampler(a: argparse.Namespace) -> Any:
+    """The sampler of the options, which are called as its fields."""
+    from dataclasses import fields
+
+    from minillm.generation.sampling import Sampler
+
+    return Sampler(**{field.name: getattr(a, field.name) for field in fields(Sampler)})
 
 
 def sampler(a: argparse.Namespace) -> Any:

@@ -45,7 +45,8 @@ def test_package_equals_notebooks():
 
 def test_the_course_is_complete():
     assert [p.name[:2] for p in SPINE] == [f"{n:02}" for n in range(11)]
-    assert [p.name[:2] for p in BEYOND] == [f"{n}" for n in range(11, 11 + len(BEYOND))]
+    beyond = [int(p.name[:2]) for p in BEYOND]  # each stands for itself: numbers may be kept free
+    assert beyond == sorted(set(beyond)) and beyond[0] == 11
 
 
 @everything

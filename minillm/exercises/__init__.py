@@ -34,6 +34,7 @@ MODULES = {
     "13": "answers",
     "14": "lora",
     "15": "two_sequences",
+    "17": "leaving",
 }
 
 Grader = Callable[[Any], "str | None"]

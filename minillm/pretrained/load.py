@@ -280,6 +280,10 @@ def _state_of(model: CausalLM) -> dict[str, Tensor]:
 
     check_merged(model, "only whole models can be saved so")
     state = {k: v for k, v in model.state_dict().items() if ".lora_" not in k}
+    if any(hasattr(tensor, "full_tensor") for tensor in state.values()):
+        raise ValueError(
+            "the model is sharded: gather it with distributed.whole_tensors, then save"
+        )
     if type(model) is not CausalLM:
         from minillm.fast.packed import PackedLM
 

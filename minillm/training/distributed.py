@@ -117,14 +117,19 @@ def barrier() -> None:
         dist.barrier()
 
 
-def wrap(model: nn.Module, parallel: Literal["ddp", "fsdp"]) -> nn.Module:
-    """What to call in training: the model itself; in a group, wrapped by DDP or sharded by FSDP2.
+def wrap(model: nn.Module, parallel: Literal["ddp", "fsdp", "tensor"]) -> nn.Module:
+    """What to call in training: the model itself; in a group, wrapped by DDP or sharded by FSDP2,
+    or cut inside its layers (see `minillm.training.tensor_parallel`).
 
     FSDP gathers one unit at a time: each block of a `ModuleList` is a unit, without the blocks that
     lie in it; the rest is another.
     """
     if world().size == 1:
         return model
+    if parallel == "tensor":
+        from minillm.training.tensor_parallel import parallelize
+
+        return parallelize(model)
     if parallel == "ddp":
         device = next(model.parameters()).device
         return nn.parallel.DistributedDataParallel(
@@ -148,6 +153,11 @@ def wrap(model: nn.Module, parallel: Literal["ddp", "fsdp"]) -> nn.Module:
 def is_sharded(model: nn.Module) -> bool:
     """Does each process hold only its part of the parameters?"""
     return any(hasattr(p, "full_tensor") for p in model.parameters())
+
+
+def _saved_in_shards(model: nn.Module) -> bool:
+    """FSDP's models are; those that are cut inside their layers are saved whole."""
+    return hasattr(model, "set_requires_gradient_sync")
 
 
 @contextmanager
@@ -194,7 +204,7 @@ def save(
     rng: dict[str, Tensor],
     state: dict[str, Any],
 ) -> Path:
-    """One checkpoint of the run: by process 0, or of a sharded model by all processes together.
+    """One checkpoint of the run: by process 0, or under FSDP by all processes together.
 
     Raises: CheckpointError, in every process, if it could not be written.
     """
@@ -204,7 +214,7 @@ def save(
         rngs = [{} for _ in range(here.size)]
         dist.all_gather_object(rngs, rng)
     tensors = {"rng": {f"{kind}.{i}": t for i, one in enumerate(rngs) for kind, t in one.items()}}
-    state = {**state, "processes": here.size, "sharded": is_sharded(model)}
+    state = {**state, "processes": here.size, "sharded": _saved_in_shards(model)}
     if state["sharded"]:
         parts = Path(folder) / f".parts-{step:08d}"
         save_parts(parts, model, optimizer)
@@ -212,8 +222,8 @@ def save(
         def extra(target: Path) -> None:
             shutil.move(parts, target / "sharded")
     else:
-        tensors["model"] = checkpoint.model_tensors(model)
-        tensors["optimizer"] = checkpoint.optimizer_tensors(model, optimizer)
+        tensors["model"] = _gathered(checkpoint.model_tensors(model))
+        tensors["optimizer"] = _gathered(checkpoint.optimizer_tensors(model, optimizer))
     write = partial(checkpoint.save_checkpoint, folder, step, tensors, state)
     return in_first(partial(write, keep=keep, extra=extra))
 
@@ -229,14 +239,19 @@ def load(
     """
     here = world()
     tensors, state = checkpoint.load_checkpoint(path)
-    if state["sharded"] != is_sharded(model):
+    if state["sharded"] != _saved_in_shards(model):
         kinds = {True: "sharded (fsdp)", False: "whole (one process or ddp)"}
-        raise CheckpointError(
-            f"{path} is {kinds[state['sharded']]}, the model is {kinds[is_sharded(model)]}"
-        )
+        ours = "cut (tensor)" if is_sharded(model) else kinds[False]
+        ours = kinds[True] if _saved_in_shards(model) else ours
+        raise CheckpointError(f"{path} is {kinds[state['sharded']]}, the model is {ours}")
     if state["sharded"]:
         load_parts(Path(path) / "sharded", model, optimizer)
     else:
+        if is_sharded(model):
+            from minillm.training.tensor_parallel import shard_like
+
+            for name in ("model", "optimizer"):
+                tensors[name] = shard_like(tensors[name], model)
         checkpoint.load_model_tensors(model, tensors["model"])
         checkpoint.load_optimizer_tensors(model, optimizer, tensors["optimizer"])
     mine = here.rank if here.rank < state["processes"] else 0
@@ -249,8 +264,13 @@ def load(
 
 def whole_tensors(model: nn.Module) -> dict[str, Tensor]:
     """The model's state with all shards gathered, on the CPU; every process must call it."""
-    whole = {}
-    for name, tensor in checkpoint.model_tensors(model).items():  # a GPU holds one at a time
-        tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
-        whole[name] = tensor.detach().cpu()
-    return whole
+    whole = _gathered(checkpoint.model_tensors(model))
+    return {name: tensor.detach().cpu() for name, tensor in whole.items()}
+
+
+def _gathered(tensors: dict[str, Any]) -> dict[str, Tensor]:
+    """The tensors, those whole and on the CPU of which each process holds a part."""
+    return {  # a GPU holds one at a time
+        name: tensor.full_tensor().cpu() if hasattr(tensor, "full_tensor") else tensor
+        for name, tensor in tensors.items()
+    }

@@ -69,7 +69,7 @@ class TrainConfig:
     optimizer: Literal["adamw", "muon"] = "adamw"
     fused: bool = True  # torch's AdamW in one kernel; False: the AdamW of notebook 09, same formula
     seed: int = 0
-    parallel: Literal["ddp", "fsdp"] = "ddp"  # under torchrun
+    parallel: Literal["ddp", "fsdp", "tensor"] = "ddp"  # under torchrun
     output_dir: str | None = None  # of checkpoints and metrics.jsonl; None: keep nothing
     checkpoint_interval: int = 0  # steps; 0: only at the end
     keep: int = 2  # checkpoints
@@ -91,8 +91,11 @@ class TrainConfig:
             raise ValueError(f"betas {self.betas}: each from 0, below 1")
         if not self.max_norm > 0:
             raise ValueError(f"max_norm must be positive, not {self.max_norm}")
-        if self.precision not in ("float32", "bfloat16") or self.parallel not in ("ddp", "fsdp"):
+        ways = ("ddp", "fsdp", "tensor")
+        if self.precision not in ("float32", "bfloat16") or self.parallel not in ways:
             raise ValueError(f"precision {self.precision!r}, parallel {self.parallel!r}")
+        if self.parallel == "tensor" and self.compile:
+            raise ValueError("compile=True is not for parallel='tensor': choose one of the two")
         if self.optimizer not in ("adamw", "muon"):
             raise ValueError(f"optimizer {self.optimizer!r} is neither adamw nor muon")
         if self.optimizer == "muon" and not self.fused:
@@ -241,6 +244,8 @@ class Trainer:
         self.rng = rng_state(self.device)
         set_rng_state(before, self.device)
         self.forward: Callable[[Tensor], Tensor] = self.model
+        # who takes which rows: cut by tensors, all processes work on the same ones
+        self.share = (0, 1) if config.parallel == "tensor" else (self.rank, self.world_size)
         if self.processes:
             self.forward = self.processes.wrap(self.model, config.parallel)
         if self.forward is self.model is not model:
@@ -281,19 +286,20 @@ class Trainer:
         whole = [next(self.source) for _ in range(self.config.gradient_accumulation_steps)]
         counts = [_count(targets, self.token_bytes) for _, targets in whole]
         targets, num_bytes = (sum(column) for column in zip(*counts, strict=True))
-        parts = [_share(batch, self.rank, self.world_size) for batch in whole]
+        parts = [_share(batch, *self.share) for batch in whole]
         loss = accumulate_gradients(
             self.forward,
             [(x.to(self.device), y.to(self.device)) for x, y in parts],
             targets,
             precision=self.config.precision,
-            world_size=self.world_size,
+            world_size=self.share[1],
             communicate=partial(self.processes.communicate, self.forward)
             if self.processes
             else nullcontext,
             extra_loss=self.balance,
         )
-        loss = self.processes.sum_over_ranks(loss) if self.processes else loss
+        if self.processes and self.share[1] > 1:
+            loss = self.processes.sum_over_ranks(loss)
         norm = clip_grad_norm(self.model.parameters(), self.config.max_norm)
         return (*_numbers(loss), targets, num_bytes, *_numbers(norm))
 
