@@ -706,15 +706,6 @@ def sampler(a: argparse.Namespace) -> Any:
     return Sampler(**{field.name: getattr(a, field.name) for field in fields(Sampler)})
 
 
-def sampler(a: argparse.Namespace) -> Any:
-    """The sampler of the options, which are called as its fields."""
-    from dataclasses import fields
-
-    from minillm.generation.sampling import Sampler
-
-    return Sampler(**{field.name: getattr(a, field.name) for field in fields(Sampler)})
-
-
 def chat(a: argparse.Namespace) -> None:
     """Talk with a chat model; see `minillm.chat`."""
     from minillm.chat import chat as talk
