@@ -361,7 +361,10 @@ def test_too_long_for_a_row():
         (lambda: ConversationBatches([Example([1, 2], [True, False])], 2, 9), "example 0: .* 0 t"),
         (lambda: ConversationBatches([Example([1, 2], [True])], 2, 9), "2 ids, a mask of 1"),
         (lambda: ConversationBatches([Example([], [])], 2, 9), "example 0: 0 ids"),
-        (lambda: ConversationBatches([*examples(2), [USER, YES]], 2, 20), "example 2 .* not a list"),
+        (
+            lambda: ConversationBatches([*examples(2), [USER, YES]], 2, 20),
+            "example 2 .* not a list",
+        ),
     ],
 )
 def test_refused_batches(call, message):
