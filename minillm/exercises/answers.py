@@ -151,6 +151,7 @@ def _preference(answer: Callable[[float, float, float, float, float], Any]) -> s
         others = {
             "the reference is missing": _softplus(-beta * (chosen - rejected)),
             "the sign is the other way round": _softplus(beta * margin),
+            "the minus before the logarithm is missing": -wanted,
             "beta belongs inside, before the margin": _softplus(-margin),
             "beta multiplies the margin, not the loss": beta * _softplus(-margin),
             "the logarithm is missing": -_sigmoid(beta * margin),

@@ -102,5 +102,6 @@ WRONG = [
     ("13.4", lambda c, r, a, b, beta: loss_of_pair(c, r, a, b, 1), "beta belongs inside"),
     ("13.4", lambda c, r, a, b, beta: -math.exp(-loss_of_pair(c, r, a, b, beta)), "logarithm"),
     ("13.4", lambda c, r, a, b, beta: -beta * ((c - a) - (r - b)), "the margin itself"),
+    ("13.4", lambda c, r, a, b, beta: -loss_of_pair(c, r, a, b, beta), "the minus before"),
     ("13.4", lambda c, r, a, b, beta: 1.0, "1.0 is not"),
 ]
