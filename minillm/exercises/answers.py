@@ -29,7 +29,7 @@ def _inputs_and_targets(answer: Callable[[list[int], list[bool]], Any]) -> str |
         wanted = _targets(ids, mask)
         case = f"ids {ids}, mask {mask}"
         got = answer(list(ids), list(mask))
-        if not isinstance(got, tuple) or len(got) != 2:
+        if not isinstance(got, tuple | list) or len(got) != 2:
             return f"{case}: return two lists, the inputs and the targets"
         inputs, targets = (list(part) for part in got)
         if (inputs, targets) == wanted:
@@ -58,7 +58,7 @@ COUNTED = {
     "an empty answer, the end token marked": 1,
     "two answers, of 3 and 2 tokens, the end tokens marked": 7,
     "the first and the fourth conversation, packed in one row": 11,
-    "one answer of 3 tokens, the end token marked, the row cut before its last answer token": 2,
+    "one answer of 3 tokens, the end token marked, only the first 2 fitting into the row": 2,
 }
 HINTS = {
     "one answer of 3 tokens, the end token marked": "the model must also learn to stop",
@@ -66,7 +66,7 @@ HINTS = {
     "an empty answer, the end token marked": "saying nothing is an answer, too: how does it end?",
     "two answers, of 3 and 2 tokens, the end tokens marked": "how many end tokens are there?",
     "the first and the fourth conversation, packed in one row": "does packing change the targets?",
-    "one answer of 3 tokens, the end token marked, the row cut before its last answer token": (
+    "one answer of 3 tokens, the end token marked, only the first 2 fitting into the row": (
         "what stands before the cut?"
     ),
 }
@@ -105,7 +105,7 @@ def _alone(answer: Callable[[list[int]], Any]) -> str | None:
         wanted = [[first[t] <= s <= t for s in range(T)] for t in range(T)]
         got = answer(list(numbers))
         case = f"numbers {numbers}"
-        if not isinstance(got, tuple) or len(got) != 2:
+        if not isinstance(got, tuple | list) or len(got) != 2:
             return f"{case}: return the positions and the mask"
         positions, mask = list(got[0]), [[bool(v) for v in row] for row in got[1]]
         if positions != places:
@@ -151,6 +151,7 @@ def _preference(answer: Callable[[float, float, float, float, float], Any]) -> s
         others = {
             "the reference is missing": _softplus(-beta * (chosen - rejected)),
             "the sign is the other way round": _softplus(beta * margin),
+            "the minus before the logarithm is missing": -wanted,
             "beta belongs inside, before the margin": _softplus(-margin),
             "beta multiplies the margin, not the loss": beta * _softplus(-margin),
             "the logarithm is missing": -_sigmoid(beta * margin),

@@ -8,7 +8,6 @@ Explained in notebooks/beyond/13_answers.ipynb.
 import random
 import unicodedata
 import warnings
-from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
 from typing import Any, Literal, NamedTuple
@@ -20,7 +19,7 @@ from torch.nn.utils.rnn import pad_sequence
 from minillm.model import CausalLM
 from minillm.nn.attention import causal_mask
 from minillm.tokenizer.chat import render_answers
-from minillm.training.data import check_settings, count_in, document_row, pad_rows
+from minillm.training.data import check_settings, count_in, document_row
 from minillm.training.documents import share_rows
 
 __all__ = [
@@ -60,13 +59,10 @@ def token_mask(
         ends = [*accumulate(sizes[i] for i in ids)]
         places = [*zip([0, *ends], ends, strict=False)]
         spans = [(len(text[:a].encode()), len(text[:b].encode())) for a, b in spans]
-    mask = [False] * len(ids)
+    counted = bytearray(len(text.encode()))  # 1 for what stands in a span
     for begin, end in spans:
-        for t in range(bisect_right(places, begin, key=lambda place: place[1]), len(ids)):
-            if places[t][0] >= end:
-                break
-            mask[t] = end > begin
-    return mask
+        counted[begin:end] = bytes([1]) * (end - begin)
+    return [1 in counted[begin:end] for begin, end in places]
 
 
 def conversation_example(tokenizer: Any, messages: Sequence[Mapping[str, Any]]) -> Example:
@@ -91,7 +87,7 @@ def conversation_example(tokenizer: Any, messages: Sequence[Mapping[str, Any]]) 
     ids = tokenizer.encode(text, allowed_special="all", add_special_tokens=False)
     mask = token_mask(tokenizer, text, ids, spans)
     if not any(mask[1:]):
-        raise ValueError("nothing to learn: the chat template marks no token of an answer")
+        raise ValueError("nothing to learn: no token after the first is marked as an answer's")
     special = set(tokenizer.special_tokens.values())
     for t in range(1, len(ids)):
         if mask[t - 1] and not mask[t] and ids[t] in special and ids[t - 1] not in special:
@@ -147,8 +143,8 @@ class ConversationBatches:
     example that each belongs to; `Isolated` makes a model of ids read them.
 
     Shape: -> inputs (B, T) or, packed, (B, 2, T); targets (B, T).
-    Raises: ValueError, with its number, for an example without a target, and for one too long for a
-        row, if what would be cut off is to be learnt; else it is cut.
+    Raises: ValueError, with its number, for what is no `Example`, for an example without a target,
+        and for one too long for a row, if what would be cut off is to be learnt; else it is cut.
     """
 
     def __init__(
@@ -219,6 +215,8 @@ class ConversationBatches:
 
 def _input_and_target(example: Example, context_length: int, number: int) -> tuple[Tensor, Tensor]:
     """Shape: -> (T,), (T,). Raises: ValueError if nothing is to be learnt, or that would be cut."""
+    if not isinstance(example, Example):
+        raise ValueError(f"example {number} must be an Example, not a {type(example).__name__}")
     ids, mask = example
     if len(ids) != len(mask) or not any(mask[1:]):
         raise ValueError(
@@ -230,10 +228,9 @@ def _input_and_target(example: Example, context_length: int, number: int) -> tup
             f"example {number}: {len(ids)} ids, the last to be learnt is number {last + 1}; "
             f"a row of {context_length} would cut it off"
         )
-    ids, mask = ids[: context_length + 1], mask[: context_length + 1]
-    inputs, targets = pad_rows([ids], len(ids), 0)
-    _, learnt = pad_rows([[int(m) for m in mask]], len(ids), 0)
-    return inputs[0], targets.masked_fill(learnt != 1, -100)[0]
+    row = torch.tensor(ids[: context_length + 1])
+    learnt = torch.tensor(mask[: context_length + 1], dtype=torch.bool)
+    return row[:-1], row[1:].masked_fill(~learnt[1:], -100)
 
 
 class Isolated(nn.Module):

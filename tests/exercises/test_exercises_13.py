@@ -8,7 +8,7 @@ COUNTED = {
     "an empty answer, the end token marked": 1,
     "two answers, of 3 and 2 tokens, the end tokens marked": 7,
     "the first and the fourth conversation, packed in one row": 11,
-    "one answer of 3 tokens, the end token marked, the row cut before its last answer token": 2,
+    "one answer of 3 tokens, the end token marked, only the first 2 fitting into the row": 2,
 }
 ONE, OUTSIDE, EMPTY, TWO, PACKED, CUT = COUNTED
 
@@ -102,5 +102,6 @@ WRONG = [
     ("13.4", lambda c, r, a, b, beta: loss_of_pair(c, r, a, b, 1), "beta belongs inside"),
     ("13.4", lambda c, r, a, b, beta: -math.exp(-loss_of_pair(c, r, a, b, beta)), "logarithm"),
     ("13.4", lambda c, r, a, b, beta: -beta * ((c - a) - (r - b)), "the margin itself"),
+    ("13.4", lambda c, r, a, b, beta: -loss_of_pair(c, r, a, b, beta), "the minus before"),
     ("13.4", lambda c, r, a, b, beta: 1.0, "1.0 is not"),
 ]

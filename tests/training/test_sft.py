@@ -28,6 +28,7 @@ from minillm.training.sft import (
     conversation_example,
     conversation_examples,
     document_example,
+    token_mask,
 )
 from minillm.training.trainer import TrainConfig, Trainer
 
@@ -58,6 +59,10 @@ TEMPLATES = {
     "{% generation %}{{ m.content }} {% endgeneration %}~{%- generation -%}"
     "{% for i in range(2) %}({{ i }}){% endfor %}<|im_end|>{%- endgeneration -%}"
     "{% else %}[{{ m.content }}]{% endif %}{% endfor %}",
+    # marks inside a macro
+    "macro": "{% macro say(m) %}{%generation%}{{ m.reasoning_content }}{{ m.content | upper }}"
+    "<|im_end|>{%endgeneration%}{% endmacro %}{% for m in messages %}{{ m.role }}: "
+    "{% if m.role == 'assistant' %}{{ say(m) }}{% else %}{{ m.content }}{% endif %}\n{% endfor %}",
     # the system message goes into the first question, as in Llama 2
     "inst": "{% if messages[0].role == 'system' %}{% set first = messages[0].content + '\\n' %}"
     "{% set talk = messages[1:] %}{% else %}{% set first, talk = '', messages %}{% endif %}"
@@ -82,6 +87,10 @@ CONVERSATIONS = {
     "answer first": [YES, USER],
     "two answers": [USER, YES, {**YES, "content": "And a fox\n\nran  off"}],
     "question last": [USER, YES, USER],
+    "only white space": [USER, {**YES, "content": "  \r\n"}],
+    "like a template": [USER, {**YES, "content": "{% generation %}{{ 1 }}{% endgeneration %}"}],
+    "tool": [USER, YES, {"role": "tool", "content": '{"a": 1}'}, YES],
+    "more fields": [USER, {**YES, "name": "Bo", "reasoning_content": "once"}],
 }
 
 
@@ -225,6 +234,13 @@ def test_every_role_is_known(chatml):
     assert sum(conversation_example(chatml, roles).mask) == 2
 
 
+def test_a_span_without_a_character(chatml):
+    ids = chatml.encode(" the")
+    assert len(ids) == 1
+    assert token_mask(chatml, " the", ids, [(1, 1)]) == [False]
+    assert token_mask(chatml, " the", ids, [(0, 1), (1, 1)]) == [True]
+
+
 def test_a_mask_without_a_token(trained):
     bare = with_template(trained, CHATML.replace(" + '<|im_end|>' }}{% end", " }}{% end"))
     with pytest.raises(ValueError, match="nothing to learn"):
@@ -345,6 +361,10 @@ def test_too_long_for_a_row():
         (lambda: ConversationBatches([Example([1, 2], [True, False])], 2, 9), "example 0: .* 0 t"),
         (lambda: ConversationBatches([Example([1, 2], [True])], 2, 9), "2 ids, a mask of 1"),
         (lambda: ConversationBatches([Example([], [])], 2, 9), "example 0: 0 ids"),
+        (
+            lambda: ConversationBatches([*examples(2), [USER, YES]], 2, 20),
+            "example 2 .* not a list",
+        ),
     ],
 )
 def test_refused_batches(call, message):
