@@ -168,7 +168,10 @@ def _matches(name: str, targets: str | Sequence[str]) -> bool:
     if targets == "all-linear":
         return name != "lm_head"
     if isinstance(targets, str):
-        return re.fullmatch(targets, name) is not None
+        try:
+            return re.fullmatch(targets, name) is not None
+        except re.error as error:
+            raise ValueError(f"{targets!r} is no pattern: {error}") from None
     return any(name == target or name.endswith(f".{target}") for target in targets)
 
 
@@ -275,6 +278,9 @@ def merge(model: nn.Module) -> None:
             raise ValueError(f"{name} is merged already: its change would be added twice")
         if not layer.change().isfinite().all():
             raise ValueError(f"the adapter of {name} is NaN or infinite")
+        dtype = layer.weight.dtype
+        if not (layer.weight + layer.change()).to(dtype).isfinite().all():
+            raise ValueError(f"{name} would be NaN or infinite in {dtype}")
     for layer in layers.values():
         layer.merge()
     head, config = layers.get("lm_head"), getattr(model, "config", None)

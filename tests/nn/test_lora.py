@@ -802,3 +802,24 @@ def test_what_cannot_be_quantized_is_refused(call, message):
 def test_the_error_messages_name_layers_as_files_do():
     with pytest.raises(ValueError, match=re.escape("rank 17 for transformer.h.0.attn.c_attn")):
         add_lora(small("gpt2"), 17, 2, ["c_attn"])
+
+
+def test_a_broken_pattern_is_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"'\(' is no pattern"):
+        add_lora(small(), 2, 2, "(")
+    saved(tmp_path)
+    rewrite(tmp_path, target_modules="(")
+    with pytest.raises(ValueError, match=r"'\(' is no pattern"):
+        load_adapter(small(), tmp_path)
+
+
+def test_a_merge_that_16_bits_cannot_hold_is_refused():
+    model = lively(small().half(), 2, 2, LLAMA)
+    layer = model.model.layers[1].self_attn.v_proj
+    before = layer.weight.clone()
+    nn.init.constant_(layer.lora_A.weight, 1e3)
+    nn.init.constant_(layer.lora_B.weight, 1e3)
+    with pytest.raises(ValueError, match=r"1.self_attn.v_proj would be .* in torch.float16"):
+        merge(model)
+    assert torch.equal(layer.weight, before)
+    assert not any(layer.merged for layer in lora_layers(model).values())
