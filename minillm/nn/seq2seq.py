@@ -139,12 +139,11 @@ class Seq2SeqConfig:
                 continue
             if type(size) is not int or size < 1:
                 raise ValueError(f"{name} must be a positive integer, not {size!r}")
+        d_model = self.d_model
         for side in ("encoder", "decoder"):
             heads = getattr(self, f"{side}_attention_heads")
-            if self.d_model % heads:
-                raise ValueError(
-                    f"{side}_attention_heads={heads} do not divide d_model={self.d_model}"
-                )
+            if d_model % heads:
+                raise ValueError(f"{side}_attention_heads={heads} do not divide {d_model=}")
         if self.activation_function not in ACTIVATIONS:
             known = ", ".join(ACTIVATIONS)
             raise ValueError(f"unknown activation {self.activation_function!r}; known are {known}")
@@ -438,6 +437,7 @@ class EncoderDecoder(nn.Module):
         slots = torch.arange(past, past + T, device=input_ids.device)
         keys = slots if cache is None else cache.key_positions(T)
         mask, is_causal = None, T > 1
+        # is_causal alone can say neither padding, nor empty slots, nor several tokens after others
         if attention_mask is not None or len(keys) != past + T or (past and T > 1):
             valid = None if attention_mask is None else attention_mask[:, keys.clamp(min=0)]
             mask, is_causal = build_mask(slots, keys, key_valid=valid), False
