@@ -166,8 +166,9 @@ class Seq2SeqConfig:
         size = self.target_vocab_size
         for name in ("pad", "decoder_start", "forced_bos", "eos", "forced_eos"):
             given = getattr(self, f"{name}_token_id")
-            several = isinstance(given, tuple) and name in ("eos", "forced_eos")
-            for i in given if several else () if given is None else (given,):
+            if given is None:
+                continue
+            for i in given if isinstance(given, tuple) and name.endswith("eos") else (given,):
                 if type(i) is not int or not 0 <= i < size:
                     raise ValueError(f"{name}_token_id={i!r}, but target ids are 0 to {size - 1}")
         if self.pad_token_id is not None and self.pad_token_id >= self.vocab_size:
