@@ -40,6 +40,15 @@ CASES = {
         {"eos_token_id": [5, 2], "forced_eos_token_id": [3, 2], "activation_function": "gelu_new"},
     ),
     "bart-quick-gelu": ("bart", {"activation_function": "quick_gelu", "encoder_ffn_dim": 7}),
+    "bart-pad-ends": (
+        "bart",
+        {"pad_token_id": 2, "scale_embedding": True, "activation_function": "relu2",
+         "encoder_ffn_dim": 1, "decoder_attention_heads": 1},
+    ),
+    "marian-one-column": (
+        "marian",
+        {**MARIAN, "d_model": 1, "encoder_attention_heads": 1, "decoder_attention_heads": 1},
+    ),
     "marian": ("marian", {**MARIAN, "scale_embedding": True}),
     "marian-untied": (
         "marian",

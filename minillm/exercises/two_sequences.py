@@ -23,7 +23,7 @@ def _shape(x: Any) -> str:
 def _cross_mask(answer: Callable[[Tensor, int], Any]) -> str | None:
     for pad, rows in ((0, [[5, 6, 7, 0, 0], [0, 8, 9, 4, 4]]), (3, [[1, 3], [0, 2], [2, 0]])):
         ids = torch.tensor(rows)
-        (B, S), H, T = ids.shape, 2, 4
+        (B, S), H, T = ids.shape, 5, 4
         given = ids.clone()
         mask = answer(given, pad)
         if not torch.equal(given, ids):
@@ -96,6 +96,8 @@ def _prefix_mask(answer: Callable[[int, int], Any]) -> str | None:
         wanted[:S, :S] = True
         if torch.equal(mask, wanted):
             continue
+        if torch.equal(mask, ~wanted):
+            return f"{case}: turned round: True is where a position may read"
         if S > 1 and torch.equal(mask, wanted.tril()):
             return (
                 f"{case}: this is a language model's mask: the source cannot read ahead in itself"

@@ -135,12 +135,15 @@ class Seq2SeqConfig:
             raise ValueError(f"unknown model_type {self.model_type!r}; known are bart, marian")
         for name in _SIZES:
             size = getattr(self, name)
-            if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+            if name == "decoder_vocab_size" and size is None:
+                continue
+            if type(size) is not int or size < 1:
                 raise ValueError(f"{name} must be a positive integer, not {size!r}")
+        d_model = self.d_model
         for side in ("encoder", "decoder"):
             heads = getattr(self, f"{side}_attention_heads")
-            if self.d_model % heads:
-                raise ValueError(f"{side}_attention_heads={heads} do not divide {self.d_model=}")
+            if d_model % heads:
+                raise ValueError(f"{side}_attention_heads={heads} do not divide {d_model=}")
         if self.activation_function not in ACTIVATIONS:
             known = ", ".join(ACTIVATIONS)
             raise ValueError(f"unknown activation {self.activation_function!r}; known are {known}")
@@ -148,6 +151,9 @@ class Seq2SeqConfig:
             share = getattr(self, name)
             if not isinstance(share, int | float) or not 0.0 <= share < 1.0:
                 raise ValueError(f"{name} must lie in [0, 1), not {share!r}")
+        std = self.init_std
+        if not isinstance(std, int | float) or not 0.0 <= std < math.inf:
+            raise ValueError(f"init_std must be a number, not negative, and not {std!r}")
         if not self.share_encoder_decoder_embeddings and self.model_type == "bart":
             raise ValueError("share_encoder_decoder_embeddings=False is Marian's; bart has one")
         for name in ("eos_token_id", "forced_eos_token_id"):  # JSON has lists
@@ -156,12 +162,15 @@ class Seq2SeqConfig:
         self._check_ids()
 
     def _check_ids(self) -> None:
-        """Raises: ValueError for a special token that the target's vocabulary does not have."""
+        """Raises: ValueError for a special token that is no id of the target's vocabulary."""
         size = self.target_vocab_size
         for name in ("pad", "decoder_start", "forced_bos", "eos", "forced_eos"):
-            for i in end_ids(getattr(self, f"{name}_token_id")):
-                if not 0 <= i < size:
-                    raise ValueError(f"{name}_token_id={i}, but target ids are 0 to {size - 1}")
+            given = getattr(self, f"{name}_token_id")
+            if given is None:
+                continue
+            for i in given if isinstance(given, tuple) and name.endswith("eos") else (given,):
+                if type(i) is not int or not 0 <= i < size:
+                    raise ValueError(f"{name}_token_id={i!r}, but target ids are 0 to {size - 1}")
         if self.pad_token_id is not None and self.pad_token_id >= self.vocab_size:
             last = self.vocab_size - 1
             raise ValueError(f"pad_token_id={self.pad_token_id}, but source ids are 0 to {last}")
@@ -179,11 +188,11 @@ class Seq2SeqConfig:
         return end_ids(self.eos_token_id)
 
 
-_SIZES = ["vocab_size", "max_position_embeddings", "d_model"]
+_SIZES = ["vocab_size", "decoder_vocab_size", "max_position_embeddings", "d_model"]
 
-_SIZES += [f"{s}_{n}" for s in ("encoder", "decoder") for n in ("layers", "ffn_dim")]
+_SIZES += ["encoder_layers", "encoder_attention_heads", "encoder_ffn_dim"]
 
-_SIZES += ["encoder_attention_heads", "decoder_attention_heads"]
+_SIZES += ["decoder_layers", "decoder_attention_heads", "decoder_ffn_dim"]
 
 
 class EncoderLayer(nn.Module):
@@ -203,10 +212,8 @@ class EncoderLayer(nn.Module):
         self.fc1, self.fc2 = nn.Linear(C, c.encoder_ffn_dim), nn.Linear(c.encoder_ffn_dim, C)
         self.final_layer_norm = LayerNorm(C)
         self.activation = ACTIVATIONS[c.activation_function]
-        self.dropout, self.activation_dropout = (
-            nn.Dropout(c.dropout),
-            nn.Dropout(c.activation_dropout),
-        )
+        self.dropout = nn.Dropout(c.dropout)
+        self.activation_dropout = nn.Dropout(c.activation_dropout)
 
     def forward(self, x: Tensor, *, mask: Tensor | None = None) -> Tensor:
         x = self.self_attn_layer_norm(x + self.dropout(self.self_attn(x, mask=mask)))
@@ -232,10 +239,8 @@ class DecoderLayer(nn.Module):
         self.fc1, self.fc2 = nn.Linear(C, c.decoder_ffn_dim), nn.Linear(c.decoder_ffn_dim, C)
         self.final_layer_norm = LayerNorm(C)
         self.activation = ACTIVATIONS[c.activation_function]
-        self.dropout, self.activation_dropout = (
-            nn.Dropout(c.dropout),
-            nn.Dropout(c.activation_dropout),
-        )
+        self.dropout = nn.Dropout(c.dropout)
+        self.activation_dropout = nn.Dropout(c.activation_dropout)
 
     def forward(
         self,
@@ -330,8 +335,10 @@ def shift_right(labels: Tensor, config: Seq2SeqConfig) -> Tensor:
     Labels of -100, which no loss counts, become padding.
 
     Shape: (B, T) -> (B, T)
-    Raises: ValueError if the config has no start token or no padding.
+    Raises: ValueError for labels of another shape; if the config has no start token or no padding.
     """
+    if labels.ndim != 2 or not labels.shape[1]:
+        raise ValueError(f"labels must be (B, T), at least one each, not {tuple(labels.shape)}")
     start, pad = config.decoder_start_token_id, config.pad_token_id
     if start is None or pad is None:
         raise ValueError(f"a target needs decoder_start_token_id={start} and pad_token_id={pad}")
@@ -431,6 +438,7 @@ class EncoderDecoder(nn.Module):
         slots = torch.arange(past, past + T, device=input_ids.device)
         keys = slots if cache is None else cache.key_positions(T)
         mask, is_causal = None, T > 1
+        # is_causal alone can say neither padding, nor empty slots, nor several tokens after others
         if attention_mask is not None or len(keys) != past + T or (past and T > 1):
             valid = None if attention_mask is None else attention_mask[:, keys.clamp(min=0)]
             mask, is_causal = build_mask(slots, keys, key_valid=valid), False

@@ -123,11 +123,9 @@ def _embeddings(config: Seq2SeqConfig) -> list[str]:
     if not config.tie_word_embeddings:
         return []
     tied = ["decoder.embed_tokens.weight", "lm_head.weight"]
-    return ["encoder.embed_tokens.weight", *tied] if _shares(config) else tied
-
-
-def _shares(config: Seq2SeqConfig) -> bool:
-    return config.share_encoder_decoder_embeddings
+    if config.share_encoder_decoder_embeddings:
+        return ["encoder.embed_tokens.weight", *tied]
+    return tied
 
 
 def load(
@@ -179,7 +177,8 @@ def _ours(tensors: Mapping[str, Tensor], config: Seq2SeqConfig, folder: Path) ->
     shared = found.pop("shared.weight", None)
     names = _embeddings(config)
     there = [found[name] for name in names if name in found]
-    there += [shared] if shared is not None and _shares(config) and names else []
+    if shared is not None and config.share_encoder_decoder_embeddings and names:
+        there.append(shared)
     if any(t.shape != there[0].shape or not torch.equal(t, there[0]) for t in there[1:]):
         both = ", ".join(["model.shared.weight", *(_file_name(n) for n in names if n in found)])
         raise ValueError(f"{folder}: tie_word_embeddings is true, and the weights differ: {both}")
@@ -235,7 +234,8 @@ def save(model: EncoderDecoder, folder: str | os.PathLike[str]) -> None:
     if c.model_type == "marian":
         state = {k: v for k, v in state.items() if "embed_positions" not in k}
     tied = _embeddings(c)
-    first = "model.shared.weight" if _shares(c) else "model.decoder.embed_tokens.weight"
+    shares = c.share_encoder_decoder_embeddings
+    first = "model.shared.weight" if shares else "model.decoder.embed_tokens.weight"
     tensors = {_file_name(k): v for k, v in state.items() if k not in tied}
     tensors[first] = state["decoder.embed_tokens.weight"]
     if not tied:  # transformers then has a shared matrix that nobody uses, and asks for it

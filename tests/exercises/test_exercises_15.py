@@ -64,6 +64,7 @@ RIGHT = {"15.1": cross_mask, "15.2": HELD, "15.3": prefix_mask, "15.4": t5}
 WRONG = [
     ("15.1", lambda ids, pad: ~cross_mask(ids, pad), "turned round"),
     ("15.1", lambda ids, pad: (ids != pad)[:, None, :, None], "does not broadcast"),
+    ("15.1", lambda ids, pad: (ids != pad)[:, None], "does not broadcast"),
     ("15.1", lambda ids, pad: cross_mask(ids, pad).int(), "a bool tensor"),
     ("15.1", lambda ids, pad: cross_mask(ids, 0), "for ids [[1, 3]"),
     ("15.1", causal_too, "a causal mask has no place"),
@@ -76,6 +77,8 @@ WRONG = [
     ("15.2", [20, 20, 30, 1, 50_331_648], "a dictionary"),
     ("15.3", lambda S, T: torch.ones(S + T, S + T).tril().bool(), "cannot read ahead"),
     ("15.3", lambda S, T: torch.ones(S + T, S + T).bool(), "not written yet"),
+    ("15.3", lambda S, T: ~prefix_mask(S, T), "turned round"),
+    ("15.3", lambda S, T: prefix_mask(S, T).T, "not written yet"),
     ("15.3", blind_target, "the whole source"),
     ("15.3", open_target, "comes after it"),
     ("15.3", not_itself, "row 3 is"),

@@ -1,6 +1,7 @@
 """Encoder and decoder against BART, Marian and torch; masks, memory, generation, bad input."""
 
 import math
+import re
 from collections import Counter
 from functools import partial
 
@@ -421,7 +422,7 @@ def test_the_last_token_needs_no_position():
         ({"vocab_size": 0}, "vocab_size must be a positive integer, not 0"),
         ({"encoder_layers": 0}, "encoder_layers must be"),
         ({"decoder_ffn_dim": 2.5}, "decoder_ffn_dim must be a positive integer, not 2.5"),
-        ({"encoder_attention_heads": 3}, "encoder_attention_heads=3 do not divide"),
+        ({"encoder_attention_heads": 3}, "encoder_attention_heads=3 do not divide d_model=16"),
         ({"decoder_attention_heads": 5}, "decoder_attention_heads=5 do not divide"),
         ({"activation_function": "tanh"}, "unknown activation 'tanh'"),
         ({"dropout": 1.0}, r"dropout must lie in \[0, 1\), not 1.0"),
@@ -430,6 +431,12 @@ def test_the_last_token_needs_no_position():
         ({"decoder_start_token_id": -1}, "decoder_start_token_id=-1"),
         ({"forced_bos_token_id": 99}, "forced_bos_token_id=99"),
         ({"eos_token_id": [2, 50]}, "eos_token_id=50"),
+        ({"pad_token_id": "1"}, "pad_token_id='1', but target ids are"),
+        ({"eos_token_id": 2.0}, "eos_token_id=2.0"),
+        ({"decoder_start_token_id": [2, 3]}, r"decoder_start_token_id=\[2, 3\]"),
+        ({"decoder_vocab_size": 0}, "decoder_vocab_size must be a positive integer, not 0"),
+        ({"init_std": -1.0}, "init_std must be a number, not negative, and not -1.0"),
+        ({"init_std": math.nan}, "init_std .* not nan"),
         ({"share_encoder_decoder_embeddings": False}, "is Marian's"),
         (
             {"model_type": "marian", "share_encoder_decoder_embeddings": False,
@@ -441,6 +448,12 @@ def test_the_last_token_needs_no_position():
 def test_configs_that_cannot_be_are_named(changes, message):
     with pytest.raises(ValueError, match=message):
         Seq2SeqConfig(**{**SIZES, **changes})
+
+
+@pytest.mark.parametrize("labels", [torch.tensor([5, 6]), torch.empty(1, 0).long()])
+def test_labels_that_are_no_rows_are_refused(labels):
+    with pytest.raises(ValueError, match=re.escape(f"not {tuple(labels.shape)}")):
+        shift_right(labels, Seq2SeqConfig(**SIZES))
 
 
 @pytest.mark.parametrize("missing", ["decoder_start_token_id", "pad_token_id"])
