@@ -37,6 +37,11 @@ class Family:
     state: str = ""  # layers keep a state of this kind, "mamba" or "mamba2", and need no positions
 
     @property
+    def may_attend(self) -> bool:
+        """Whether its layers may have attention: all do, or those that the config names."""
+        return self.rotary or not self.state
+
+    @property
     def learned_positions(self) -> bool:
         """Whether each position has a vector of its own."""
         return not self.rotary and not self.state
@@ -125,12 +130,14 @@ class ModelConfig:
             known = ", ".join(FAMILIES)
             raise ValueError(f"unknown model_type {self.model_type!r}; known are {known}")
         needed = {f.name for f in fields(self) if f.default is not None}
-        if self.family.rotary or not self.family.state:
+        if self.family.may_attend:
             needed.add("num_attention_heads")
         _check_values(vars(self), needed=needed)
         for key in ("eos_token_id", "mlp_only_layers", "attn_layer_indices"):
             if isinstance(getattr(self, key), list):
                 object.__setattr__(self, key, tuple(getattr(self, key)))
+        if isinstance(self.state, Mapping):
+            object.__setattr__(self, "state", _read_state(self.state))
         for key, value in _defaults(self).items():
             if getattr(self, key) is None:
                 object.__setattr__(self, key, value)
@@ -194,6 +201,16 @@ class ModelConfig:
         from minillm.pretrained.families import write_config
 
         return write_config(self)
+
+
+def _read_state(given: Mapping[str, Any]) -> Any:
+    """The `StateSizes` of a table. Raises: ValueError for keys that it does not have."""
+    from minillm.nn.mamba import StateSizes
+
+    known = {f.name for f in fields(StateSizes)}
+    if strange := sorted(set(given) - known):
+        raise ValueError(f"state has no {', '.join(map(repr, strange))}, but {sorted(known)}")
+    return StateSizes(**given)
 
 
 def _defaults(c: ModelConfig) -> dict[str, Any]:
@@ -329,7 +346,7 @@ def _check_together(c: ModelConfig) -> None:
         raise ValueError(f"deepseek_v3 has a key and a value for each of its {H} heads, not {G}")
     if H is not None and H % G:
         raise ValueError(f"{H} query heads do not share {G} key/value heads evenly")
-    if c.family.rotary and (turned := int(D * c.partial_rotary_factor)) % 2 | (turned < 2):
+    if c.family.rotary and ((turned := int(D * c.partial_rotary_factor)) % 2 or not turned):
         part = "" if turned == D else f" of which {turned} rotate"
         raise ValueError(f"rotary positions turn pairs: head_dim {D}{part} is odd")
     if c.family.rotary and c.rope_scaling is not None:
@@ -370,16 +387,11 @@ def _check_states(c: ModelConfig) -> None:
         return
     from minillm.nn.mamba import StateSizes, check_heads
 
-    if isinstance(given, Mapping):
-        known = {f.name for f in fields(StateSizes)}
-        if strange := sorted(set(given) - known):
-            raise ValueError(f"state has no {', '.join(map(repr, strange))}, but {sorted(known)}")
-        object.__setattr__(c, "state", StateSizes(**given))
-    if not isinstance(c.state, StateSizes):
+    if not isinstance(given, StateSizes):
         raise ValueError(f"a {kind} config needs state, a StateSizes or a table, not {given!r}")
     if c.family.state == "mamba2":
-        check_heads(c.hidden_size, c.state)
-    if not c.family.rotary:
+        check_heads(c.hidden_size, given)
+    if not c.family.may_attend:
         keys = ("num_attention_heads", "intermediate_size", "attn_layer_indices")
         if wrong := [f"{key} {getattr(c, key)}" for key in keys if getattr(c, key)]:
             raise ValueError(f"{kind} has neither attention nor MLP: {', '.join(wrong)}")

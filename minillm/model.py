@@ -7,7 +7,6 @@ Face's Llama, so that the weights of Llama-like checkpoints load with no renamin
 # Built from notebooks/10_minillm.ipynb: edit there, then make build.
 
 import math
-import re
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -113,11 +112,10 @@ class DecoderLayer(nn.Module):
             self.mamba = _make_mamba(c)
         else:
             self.self_attn = _make_attention(c)
-        if c.intermediate_size is None:
-            return
-        if not self.parallel_residual or c.num_ln_in_parallel_attn == 2:
-            self.post_attention_layernorm = _make_norm(c)
-        self.mlp = _make_mlp(c, layer)
+        has_mlp = c.intermediate_size is not None
+        shared_norm = self.parallel_residual and c.num_ln_in_parallel_attn != 2
+        self.post_attention_layernorm = _make_norm(c) if has_mlp and not shared_norm else None
+        self.mlp = _make_mlp(c, layer) if has_mlp else None
 
     def forward(
         self,
@@ -130,15 +128,12 @@ class DecoderLayer(nn.Module):
     ) -> Tensor:
         normed = self.input_layernorm(x)
         read = self.mamba if self.has_state else self.self_attn
-        attended = read(normed, rope=rope, mask=mask, is_causal=is_causal, cache=cache)
-        if self.parallel_residual:
-            two_norms = hasattr(self, "post_attention_layernorm")
-            normed = self.post_attention_layernorm(x) if two_norms else normed
-            return x + attended + self.mlp(normed)
-        x = x + attended
-        if not hasattr(self, "mlp"):
-            return x
-        return x + self.mlp(self.post_attention_layernorm(x))
+        y = x + read(normed, rope=rope, mask=mask, is_causal=is_causal, cache=cache)
+        if self.mlp is None:
+            return y
+        if self.post_attention_layernorm is not None:
+            normed = self.post_attention_layernorm(x if self.parallel_residual else y)
+        return y + self.mlp(normed)
 
 
 class Decoder(nn.Module):
@@ -190,11 +185,10 @@ class Decoder(nn.Module):
         rope = None if self.rotary is None else self.rotary(position_ids)
         if rope is not None and self.config.partial_rotary_factor < 1:
             rope = PartialRotation(rope)
-        real = None  # (B, T), what a state takes in
-        if self.config.state is not None:
-            real = None if mask is None else position_ids >= 0
-            if self.config.state.residual_in_fp32:
-                x = x.to(torch.promote_types(x.dtype, torch.float32))
+        state = self.config.state
+        if state is not None and state.residual_in_fp32:
+            x = x.to(torch.promote_types(x.dtype, torch.float32))
+        real = None if state is None or mask is None else position_ids >= 0  # what a state takes in
         for i, layer in enumerate(self.layers):
             layer_cache = None if cache is None else cache[i]
             seen = real if self.config.has_state(i) else mask
@@ -335,19 +329,17 @@ class CausalLM(nn.Module):
         device = self.lm_head.weight.device
         generator = None if device.type == "meta" else torch.Generator(device).manual_seed(seed)
         std, layers = self.config.initializer_range, self.config.num_hidden_layers
-        for layer in self.model.layers:
-            mamba: Any = getattr(layer, "mamba", None)
-            if mamba is not None:  # decays and time steps have sizes of their own
-                mamba.draw(generator)
         for name, weight in self.model.named_parameters():
-            if re.search(r"\.mamba\.(A_log|conv1d|dt_proj)", name):
-                continue
             if weight.dim() > 1:
                 last = any(part in name for part in (".o_proj", ".down_proj", ".out_proj"))
                 size = std / math.sqrt(2 * layers) if last else std
                 weight.normal_(0.0, size, generator=generator)
             elif name.endswith("_proj.bias"):
                 weight.zero_()
+        blocks: Any = self.model.layers
+        for layer in blocks:
+            if layer.has_state:  # its decays and time steps have sizes of their own
+                layer.mamba.draw(generator)
         if not self.config.tie_word_embeddings:
             self.lm_head.weight.normal_(0.0, std, generator=generator)
 

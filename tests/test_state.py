@@ -211,6 +211,24 @@ def test_bfloat16_products_and_both_optimizers_train_it(optimizer):
         assert value.isfinite().all() and not torch.equal(value, before[key]), key
 
 
+@each
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_rates_and_passes_do_not_decay_and_rates_are_no_matrix(name, optimizer):
+    """As in the code of Mamba's authors; A_log has two dimensions in Mamba, one in Mamba-2."""
+    model = CausalLM(FAMILY_CONFIGS[name])
+    made = TrainConfig(9, warmup_steps=2, weight_decay=0.3, optimizer=optimizer).make_optimizer(
+        model
+    )
+    named = {id(p): key for key, p in model.named_parameters()}
+    decays = {named[id(p)]: g["weight_decay"] for g in made.param_groups for p in g["params"]}
+    assert decays.keys() == set(named.values())
+    for key, decay in decays.items():
+        assert decay == (0.3 if key.endswith(".weight") and "norm" not in key else 0.0), key
+    if optimizer == "muon":
+        moved = {named[id(p)] for g in made.muon.param_groups for p in g["params"]}
+        assert moved and all(key.endswith("_proj.weight") for key in moved)
+
+
 def test_weights_are_drawn_with_the_seed_and_steps_keep_their_range():
     a, b, c = (CausalLM(FAMILY_CONFIGS["mamba"], seed=seed).state_dict() for seed in (0, 0, 1))
     assert all(torch.equal(a[k], b[k]) for k in a)

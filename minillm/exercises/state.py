@@ -16,6 +16,50 @@ from minillm.model import CausalLM
 Rows = list[list[float]]
 
 
+# mistakes with the weights, and what is said about each
+_MISTAKES: dict[str, dict[str, Any]] = {
+    "output t reads inputs after t: those weights are 0": {"future": True},
+    "each input enters with the weight of its own step": {"steps": "none"},
+    "the step is the input's, not the output's": {"steps": "output"},
+    "an input fades on its way to the output: that factor is missing": {"fades_from": None},
+    "an input does not fade at its own position, only after it": {"fades_from": 0},
+    "who asks is the output: its C meets the input's B": {"turned": True},
+}
+
+
+def _weights(
+    dt: list[float],
+    a: list[float],
+    B: Rows,
+    C: Rows,
+    *,
+    future: bool = False,
+    steps: str = "input",
+    fades_from: int | None = 1,
+    turned: bool = False,
+) -> Rows:
+    rows = []
+    for t in range(len(dt)):
+        row = []
+        for s in range(len(dt)):
+            c, b = (C[s], B[t]) if turned else (C[t], B[s])
+            fits = sum(x * y for x, y in zip(c, b, strict=True))
+            left = 1.0 if fades_from is None else math.exp(sum(a[s + fades_from : t + 1]))
+            step = {"input": dt[s], "output": dt[t], "none": 1.0}[steps]
+            row.append(fits * left * step if future or s <= t else 0.0)
+        rows.append(row)
+    return rows
+
+
+def _is_sized(x: Any, size: int) -> bool:
+    return hasattr(x, "__len__") and len(x) == size
+
+
+def _same(got: Any, wanted: Rows) -> bool:
+    pairs = zip(got, wanted, strict=True)
+    return all(abs(float(x) - y) < 1e-6 for g, w in pairs for x, y in zip(g, w, strict=True))
+
+
 @exercise(
     "12.1",
     "three factors for each pair s <= t: do B and C fit, what is left of s at t, the step of s",
@@ -29,46 +73,29 @@ def _weights_of(answer: Callable[[list[float], list[float], Rows, Rows], Any]) -
         B, C = ([[rng.gauss(0, 1) for _ in range(N)] for _ in range(T)] for _ in "BC")
         got = answer(list(dt), list(a), [list(b) for b in B], [list(c) for c in C])
         case = f"T = {T}, N = {N}"
-        if not hasattr(got, "__len__") or len(got) != T or any(len(row) != T for row in got):
+        if not _is_sized(got, T) or not all(_is_sized(row, T) for row in got):
             return f"{case}: return {T} rows of {T} numbers"
-        fits = [
-            [sum(x * y for x, y in zip(C[t], B[s], strict=True)) for s in range(T)]
-            for t in range(T)
-        ]
-        left = [[math.exp(sum(a[s + 1 : t + 1])) for s in range(T)] for t in range(T)]
-        shifted = [[math.exp(sum(a[s : t + 1])) for s in range(T)] for t in range(T)]
-        seen = [[float(s <= t) for s in range(T)] for t in range(T)]
-
-        def same(form: Callable[[int, int], float], got: Any = got, T: int = T) -> bool:
-            pairs = ((t, s) for t in range(T) for s in range(T))
-            return all(abs(float(got[t][s]) - form(t, s)) < 1e-6 for t, s in pairs)
-
-        if same(lambda t, s: fits[t][s] * left[t][s] * dt[s] * seen[t][s]):  # noqa: B023
+        if _same(got, _weights(dt, a, B, C)):
             continue
-        if same(lambda t, s: fits[t][s] * left[t][s] * dt[s]):  # noqa: B023
-            return f"{case}: output t reads inputs after t: those weights are 0"
-        if same(lambda t, s: fits[t][s] * left[t][s] * seen[t][s]):  # noqa: B023
-            return f"{case}: each input enters with the weight of its own step"
-        if same(lambda t, s: fits[t][s] * shifted[t][s] * dt[s] * seen[t][s]):  # noqa: B023
-            return f"{case}: an input does not fade at its own position, only after it"
-        if same(lambda t, s: fits[s][t] * left[t][s] * dt[s] * seen[t][s]):  # noqa: B023
-            return f"{case}: who asks is the output: its C meets the input's B"
+        for message, mistake in _MISTAKES.items():
+            if _same(got, _weights(dt, a, B, C, **mistake)):
+                return f"{case}: {message}"
         return f"{case}: row {T - 1} is {list(got[T - 1])}, and the recurrence says otherwise"
     return None
 
 
 def _memory(config: ModelConfig, length: int) -> int:
-    cache = CausalLM(config).make_cache(batch_size=1)
+    model = CausalLM(config).eval()
+    cache = model.make_cache(batch_size=1)
     with torch.no_grad():
-        cache_of: Any = CausalLM(config).eval()
-        cache_of(torch.zeros(1, length, dtype=torch.long), cache=cache)
+        model(torch.zeros(1, length, dtype=torch.long), cache=cache)
     return cache.nbytes
 
 
 @exercise(
     "12.2",
     "what does the convolution look back on, how large is a head's state, what grows by token?",
-    "what a state costs does not depend on the length, what attention costs is nothing else",
+    "a state costs the same at any length, keys and values more with each token",
 )
 def _memory_bytes(answer: Callable[[ModelConfig, int], Any]) -> str | None:
     sizes: dict[str, Any] = {"vocab_size": 11, "hidden_size": 16}
@@ -101,8 +128,9 @@ def _memory_bytes(answer: Callable[[ModelConfig, int], Any]) -> str | None:
             got, wanted = answer(config, length), _memory(config, length)
             layers = f"{config.num_hidden_layers} layers"
             case = f"{config.model_type}, {layers}, state {kind['state']}, {length} tokens"
-            if isinstance(got, bool) or not isinstance(got, int | float):
+            if not hasattr(got, "__float__"):
                 return f"{case}: return a number, not {got!r}"
+            got = float(got)
             if got == wanted:
                 continue
             s = config.state
@@ -116,7 +144,9 @@ def _memory_bytes(answer: Callable[[ModelConfig, int], Any]) -> str | None:
                 return f"{case}: the convolution's window is missing"
             if wanted - got == 4 * count * (s.conv_kernel - 1) * 2 * s.n_groups * s.state_size:
                 return f"{case}: B and C go through the convolution too"
-            return f"{case}: {got:,} is not {wanted:,}"
+            if wanted - got == 4 * count * s.expand * config.hidden_size * s.state_size:
+                return f"{case}: the window is counted, the state is missing"
+            return f"{case}: {got:,.0f} is not {wanted:,}"
     return None
 
 
@@ -135,16 +165,16 @@ def _copier(answer: Callable[[list[int]], Any]) -> str | None:
         if not isinstance(got, tuple | list) or len(got) != 2:
             return f"{case}: return two things, the list dt and the number A"
         steps, A = got
-        if isinstance(A, bool) or not isinstance(A, int | float) or not A < 0:
+        if not hasattr(A, "__float__") or not -math.inf < float(A) < 0:
             return f"{case}: A is a negative number, not {A!r}"
-        if not hasattr(steps, "__len__") or len(steps) != len(marks):
+        if not _is_sized(steps, len(marks)):
             return f"{case}: dt has a step for each of {len(marks)} positions"
-        if any(not float(step) >= 0 for step in steps):
-            return f"{case}: no step is negative"
+        if any(not 0 <= float(step) < math.inf for step in steps):
+            return f"{case}: a step is a number from 0"
         h = kept = 0.0
         for t, (mark, step) in enumerate(zip(marks, steps, strict=True)):
             x = rng.uniform(-10, 10)
-            h = math.exp(step * A) * h + step * x
+            h = math.exp(float(step) * float(A)) * h + float(step) * x
             kept = x if mark else kept
             if abs(h - kept) > 1e-3:
                 if not mark and step > 0:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from minillm.training import distributed
+from minillm.training.optim import is_matrix
 
 __all__ = ["Muon", "MuonAdamW", "equalize"]
 
@@ -100,11 +101,12 @@ class MuonAdamW:
     ) -> None:
         if distributed.is_sharded(model):
             raise ValueError("muon needs whole matrices, fsdp has shards of them: use ddp")
-        tables = {id(p) for p in _tables(model)}
+        left = {id(p) for p in _tables(model)}
+        left |= {id(p) for name, p in model.named_parameters() if not is_matrix(name, p)}
         matrices, others = [], []
         for group in groups:
-            chosen = [p for p in group["params"] if p.dim() == 2 and id(p) not in tables]
-            rest = [p for p in group["params"] if p.dim() != 2 or id(p) in tables]
+            chosen = [p for p in group["params"] if p.dim() == 2 and id(p) not in left]
+            rest = [p for p in group["params"] if p.dim() != 2 or id(p) in left]
             matrices += [{**group, "params": chosen}] if chosen else []
             others += [{**group, "params": rest}] if rest else []
         if not matrices or not others:

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-__all__ = ["AdamW", "Optimizer", "clip_grad_norm", "cosine_schedule", "decay_groups"]
+__all__ = ["AdamW", "Optimizer", "clip_grad_norm", "cosine_schedule", "decay_groups", "is_matrix"]
 
 
 def _adamw_step(p: Tensor, grad: Tensor, state: dict[str, Tensor], group: dict[str, Any]) -> None:
@@ -76,12 +76,22 @@ class Optimizer(Protocol):
     def step(self) -> Any: ...
 
 
+def is_matrix(name: str, p: Tensor) -> bool:
+    """Whether a parameter is a matrix of weights: no vector, and no logarithms (`..._log`)."""
+    return p.dim() >= 2 and not name.endswith("_log")
+
+
 def decay_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """Two groups: matrices decay, vectors (norms and biases) do not."""
-    trainable = [p for p in model.parameters() if p.requires_grad]
+    """Two groups: matrices decay, vectors (norms and biases) do not.
+
+    Logarithms do not either: what they stand for would go to 1, not to 0.
+    """
+    named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+    matrices = [p for name, p in named if is_matrix(name, p)]
+    others = [p for name, p in named if not is_matrix(name, p)]
     groups = [
-        {"params": [p for p in trainable if p.dim() >= 2], "weight_decay": weight_decay},
-        {"params": [p for p in trainable if p.dim() < 2], "weight_decay": 0.0},
+        {"params": matrices, "weight_decay": weight_decay},
+        {"params": others, "weight_decay": 0.0},
     ]
     return [group for group in groups if group["params"]]
 

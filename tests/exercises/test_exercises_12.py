@@ -17,6 +17,11 @@ def weights_of(dt, a, B, C, *, future=False, steps=True, shift=1, turned=False):
     return rows
 
 
+def outputs_steps(dt, a, B, C):
+    rows = weights_of(dt, a, B, C, steps=False)
+    return [[w * dt[t] for w in row] for t, row in enumerate(rows)]
+
+
 def memory_bytes(c, length, *, window=-1, channels=None, bytes_each=4):
     total = 0
     for i in range(c.num_hidden_layers):
@@ -27,6 +32,11 @@ def memory_bytes(c, length, *, window=-1, channels=None, bytes_each=4):
         else:
             total += 2 * c.num_key_value_heads * c.head_dim * length
     return bytes_each * total
+
+
+def states_of(c):
+    layers = sum(map(c.has_state, range(c.num_hidden_layers)))
+    return 4 * layers * c.state.expand * c.hidden_size * c.state.state_size
 
 
 def copier(marks, *, A=-20.0, other=0.0, mark=1.0):
@@ -40,7 +50,14 @@ WRONG = [
     ("12.1", lambda *a: weights_of(*a, shift=0), "does not fade at its own position"),
     ("12.1", lambda *a: weights_of(*a, turned=True), "its C meets the input's B"),
     ("12.1", lambda *a: weights_of(*a)[:-1], "return 1 rows of 1 numbers"),
-    ("12.1", lambda *a: weights_of(*a, shift=2), "the recurrence says otherwise"),
+    ("12.1", lambda *a: weights_of(*a, shift=99), "fades on its way"),
+    ("12.1", lambda *a: outputs_steps(*a), "the step is the input's"),
+    ("12.1", lambda dt, *_: [0.0] * len(dt), "return 1 rows of 1 numbers"),
+    (
+        "12.1",
+        lambda *a: [list(row) for row in zip(*weights_of(*a), strict=True)],
+        "the recurrence says otherwise",
+    ),
     ("12.2", lambda c, n: memory_bytes(c, n, bytes_each=1), "each of which takes 4 bytes"),
     ("12.2", lambda c, n: memory_bytes(c, n, window=0), "the newest input"),
     ("12.2", lambda c, n: memory_bytes(c, 1), "bamba, 3 layers"),
@@ -50,13 +67,16 @@ WRONG = [
         lambda c, n: memory_bytes(c, n, window=-c.state.conv_kernel if c.state else 0),
         "window is missing",
     ),
+    ("12.2", lambda c, n: memory_bytes(c, n) - states_of(c), "the state is missing"),
     ("12.2", lambda c, n: "a lot", "return a number"),
     ("12.3", lambda m: copier(m, A=-1.0), "the older input is still there"),
     ("12.3", lambda m: copier(m, other=0.01), "is not marked, and its input came in"),
     ("12.3", lambda m: copier(m, mark=2.0), "enters with the weight 2.0"),
     ("12.3", lambda m: copier(m, A=20.0), "A is a negative number"),
+    ("12.3", lambda m: copier(m, A=-math.inf), "A is a negative number, not -inf"),
+    ("12.3", lambda m: copier(m, mark=math.nan), "a step is a number from 0"),
     ("12.3", lambda m: (copier(m)[0][:-1], -20.0), "a step for each of 5 positions"),
-    ("12.3", lambda m: copier(m, other=-1.0), "no step is negative"),
+    ("12.3", lambda m: copier(m, other=-1.0), "a step is a number from 0"),
     ("12.3", lambda m: copier(m)[0], "return two things"),
     ("12.4", 5, "what is it given as the window"),
     ("12.4", 1, "line 1 is as it should be"),
