@@ -126,7 +126,9 @@ def _int8_rows(answer: Callable[[Tensor], Any]) -> str | None:
             return "one factor for each row: (6, 1)"
         wanted_rows, wanted_scale = quantize_rows(weight)
         if not torch.allclose(scale, wanted_scale):
-            return "the factor: what is the largest number of a row whose numbers are negative?"
+            if torch.allclose(scale, weight.amax(1, keepdim=True) / 127):
+                return "the factor: what is the largest number of a row whose numbers are negative?"
+            return "the factor: with 127 of them, what is to be reached, and in which row?"
         if not torch.equal(rows, wanted_rows):
             off = ((rows * scale - weight).abs() / scale).max().item()
             return f"a number is off by {off:.2f} steps; half a step is possible"
