@@ -1,6 +1,9 @@
 """The graders of 17 accept right answers and say what is wrong with wrong ones."""
 
+import pytest
 import torch
+
+from minillm.exercises import grade
 
 PREDICTED = {
     "all-reduces in a forward pass": 20,
@@ -76,6 +79,7 @@ def one_factor(weight):
 
 
 RIGHT = {"17.1": PREDICTED, "17.2": row_parallel, "17.3": with_parents, "17.4": int8_rows}
+ALSO_RIGHT = [("17.3", by_recursion), ("17.4", lambda w: [*int8_rows(w)])]
 WRONG = [
     ("17.1", {**PREDICTED, FORWARD: 10}, "how many blocks has a layer"),
     ("17.1", {**PREDICTED, BOTH: 20}, "which tensor's gradient"),
@@ -104,3 +108,8 @@ WRONG = [
     ("17.4", lambda w: (int8_rows(w)[0].float(), int8_rows(w)[1]), "int8 (6, 9)"),
     ("17.4", lambda w: int8_rows(w)[0], "return the whole numbers and the factors"),
 ]
+
+
+@pytest.mark.parametrize(("name", "answer"), ALSO_RIGHT)
+def test_other_forms_are_right_too(name, answer):
+    assert grade(name, answer).status == "correct"
