@@ -37,7 +37,9 @@ __all__ = [
 
 
 def _check_whole(model: nn.Module) -> None:
-    """Raises: ValueError for a model of which this process holds a part only."""
+    """Raises: ValueError for a packed model, and one of which this process holds a part only."""
+    if type(model) is not CausalLM:
+        raise ValueError(f"this takes a CausalLM, not a {type(model).__name__}")
     if any(hasattr(p, "full_tensor") for p in model.parameters()):
         raise ValueError("this process holds only a part of the model: load it whole, in one")
 
@@ -49,7 +51,7 @@ def prune_vocabulary(
 
     Kept are `keep_ids`, all that these are merged from, the bytes and the special tokens: every
     text can still be written. A kept token's embedding and its row of the head are as they were.
-    Raises: ValueError for ids without a token, and for a tokenizer that cannot be cut.
+    Raises: ValueError for ids without a token, a tokenizer that cannot be cut, and a packed model.
     """
     _check_whole(model)
     if not hasattr(tokenizer, "prune"):
@@ -103,8 +105,6 @@ class DecodingStep(nn.Module):
     def __init__(self, model: CausalLM, *, max_length: int, batch_size: int = 1) -> None:
         super().__init__()
         c = model.config
-        if type(model) is not CausalLM:
-            raise ValueError(f"a step is made of a CausalLM, not of a {type(model).__name__}")
         _check_whole(model)
         if batch_size < 1 or max_length < 1:
             raise ValueError(f"{batch_size=} and {max_length=} must be at least 1")
@@ -113,7 +113,8 @@ class DecodingStep(nn.Module):
             raise ValueError(
                 f"max_length {max_length}, but this model has learned {known} positions"
             )
-        if (c.rope_scaling or {}).get("rope_type", (c.rope_scaling or {}).get("type")) == "dynamic":
+        scaling = c.rope_scaling or {}
+        if "dynamic" in (scaling.get("rope_type"), scaling.get("type")):
             raise ValueError("dynamic rope_scaling turns old keys anew: a step with a cache cannot")
         self.lm, self.batch_size, self.max_length = model, batch_size, max_length
 
@@ -199,7 +200,7 @@ def to_onnx(program: ExportedProgram, path: str | Path, *, opset: int = 20) -> N
     try:
         import onnxscript  # noqa: F401
     except ImportError:
-        raise ImportError("to_onnx needs the packages onnx and onnxscript: pip install") from None
+        raise ImportError("to_onnx needs the packages onnx and onnxscript") from None
     log = logging.getLogger("torch.onnx")
     level = log.level
     log.setLevel(logging.ERROR)
@@ -281,7 +282,8 @@ class Int8Linear(_Int8Rows):
 def int8_copy(model: CausalLM) -> CausalLM:
     """A copy for generation whose matrices are int8; norms and biases stay as they are.
 
-    Raises: ValueError for a model with matrices that are neither `nn.Linear` nor `nn.Embedding`.
+    Raises: ValueError for a packed model, and one with matrices that are neither `nn.Linear` nor
+        `nn.Embedding`.
     """
     _check_whole(model)
     small = copy.deepcopy(model)

@@ -253,8 +253,8 @@ class PackedLM(CausalLM):
     Steps of one token use it, and prompts where oneDNN is of use. The
     embedding is the model's own. Who trains the model further packs it anew.
 
-    Raises: ValueError for a family whose layers are built otherwise, and for adapters that are not
-        merged (`minillm.nn.lora`).
+    Raises: ValueError for a family whose layers are built otherwise, for adapters that are not
+        merged (`minillm.nn.lora`), and for a model of which this process holds a part only.
     """
 
     eps: Tensor  # of the norms, times the square root that the matrices have taken in
@@ -262,6 +262,8 @@ class PackedLM(CausalLM):
     @torch.no_grad()
     def __init__(self, model: CausalLM) -> None:
         nn.Module.__init__(self)
+        if any(hasattr(p, "full_tensor") for p in model.parameters()):
+            raise ValueError("this process holds only a part of the model: load it whole, in one")
         c = self.config = model.config
         if c.model_type not in PACKABLE or c.hidden_act != "silu" or c.rope_interleave:
             given = f"{c.model_type} with {c.hidden_act}, rope_interleave={c.rope_interleave}"

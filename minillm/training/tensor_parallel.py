@@ -137,7 +137,7 @@ def shard_like(tensors: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor
     cut = {n: p for n, p in model.named_parameters() if isinstance(p, DTensor)}
     result = dict(tensors)
     for full, tensor in tensors.items():
-        p = cut.get(full) if full in cut else cut.get(full.rpartition("/")[0])
+        p = cut.get(full, cut.get(full.rpartition("/")[0]))
         if p is not None and tensor.shape == p.shape:
             tensor = tensor.to(p.device)
             result[full] = distribute_tensor(

@@ -295,7 +295,9 @@ def test_a_tied_head_is_kept_once():
     assert untied.lm_head.rows is not untied.model.embed_tokens.rows
 
 
-def test_experts_are_refused_by_name():
+def test_experts_and_packed_models_are_refused_by_name():
+    with pytest.raises(ValueError, match="a CausalLM, not a PackedLM"):
+        int8_copy(made("llama").packed())
     with pytest.raises(ValueError, match=r"not model.layers.0.mlp.gate.weight"):
         int8_copy(made("experts"))
 
@@ -365,6 +367,8 @@ def test_a_pruned_folder_loads_in_transformers_and_here(tokenizer, tmp_path):
 
 def test_what_cannot_be_pruned_is_refused(tokenizer):
     model = sized(tokenizer)
+    with pytest.raises(ValueError, match="a CausalLM, not a PackedLM"):
+        prune_vocabulary(model.packed(), tokenizer, [1])
     with pytest.raises(ValueError, match="no token has the id 999"):
         prune_vocabulary(model, tokenizer, [999])
     with pytest.raises(ValueError, match="a list cannot be pruned"):
