@@ -8,6 +8,7 @@ import torch
 import transformers
 from family_checkpoints import CONFIGS, FAMILY_CONFIGS, STATE_CONFIGS, make, ragged
 from safetensors.torch import load_file, save_file
+from training_runs import learns_and_resumes_bit_for_bit
 
 from minillm.config import ModelConfig
 from minillm.generation.decoding import generate
@@ -182,23 +183,7 @@ def test_left_padded_rows_write_what_each_writes_alone(name):
 
 @each
 def test_training_goes_through_the_trainer_and_resumes_bit_for_bit(name, tmp_path):
-    text = torch.arange(400) % 7 + torch.arange(400) // 7 % 5
-
-    def trainer(folder=None):
-        model = CausalLM(FAMILY_CONFIGS[name], seed=1)
-        settings = TrainConfig(30, max_lr=1e-2, warmup_steps=2, log_interval=1, output_dir=folder)
-        return Trainer(model, WindowBatches(text, 4, 16), settings, progress=False)
-
-    whole = trainer()
-    losses = [record["loss"] for record in whole.train()]
-    assert losses[-1] < losses[0] / 2
-    first = trainer(str(tmp_path))
-    first.train(until=12)
-    second = trainer(str(tmp_path))
-    assert second.resume() and second.step == 12
-    second.train()
-    for key, value in whole.model.state_dict().items():
-        assert torch.equal(second.model.state_dict()[key], value), key
+    learns_and_resumes_bit_for_bit(lambda: CausalLM(FAMILY_CONFIGS[name], seed=1), tmp_path)
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])

@@ -250,3 +250,25 @@ def windows_rules(monkeypatch):
         for name in ("rename", "replace"):
             patch.setattr(os, name, moved(name))
         yield
+
+
+def learns_and_resumes_bit_for_bit(make_model, folder):
+    """A short training learns; one that is stopped and resumed ends with the same weights."""
+    text = torch.arange(400) % 7 + torch.arange(400) // 7 % 5
+
+    def trainer(output_dir=None):
+        settings = TrainConfig(
+            30, max_lr=1e-2, warmup_steps=2, log_interval=1, output_dir=output_dir
+        )
+        return Trainer(make_model(), WindowBatches(text, 4, 16), settings, progress=False)
+
+    whole = trainer()
+    losses = [record["loss"] for record in whole.train()]
+    assert losses[-1] < losses[0] / 2
+    first = trainer(str(folder))
+    first.train(until=12)
+    second = trainer(str(folder))
+    assert second.resume() and second.step == 12
+    second.train()
+    for key, value in whole.model.state_dict().items():
+        assert torch.equal(second.model.state_dict()[key], value), key

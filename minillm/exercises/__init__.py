@@ -15,7 +15,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-__all__ = ["MODULES", "Result", "as_given", "check", "exercise", "grade", "names", "task"]
+__all__ = [
+    "MODULES",
+    "Result",
+    "as_given",
+    "check",
+    "check_numbers",
+    "exercise",
+    "grade",
+    "names",
+    "task",
+]
 
 MODULES = {
     "00": "basics",
@@ -83,6 +93,26 @@ def as_given(answer: Any, questions: Mapping[Any, Any]) -> dict[Any, Any] | None
     if all(value is ... for value in answer.values()):
         raise Unsolved
     return answer
+
+
+def check_numbers(
+    answer: Any, questions: Mapping[Any, float], hints: Mapping[Any, str]
+) -> str | None:
+    """What is wrong with predicted numbers, in a dictionary with the questions as keys.
+
+    Raises: Unsolved if nothing is filled in.
+    """
+    if (answer := as_given(answer, questions)) is None:
+        return f"the answer is a dictionary with the {len(questions)} questions as keys, as given"
+    for question, wanted in questions.items():
+        value = answer[question]
+        if value is ...:
+            return f"{question}: not filled in yet"
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            return f"{question}: write a number, not {value!r}"
+        if abs(value - wanted) > 1e-6:
+            return f"{question}: not {value:,}; {hints[question]}"
+    return None
 
 
 def names(notebook: str) -> list[str]:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from minillm.config import ModelConfig
-from minillm.exercises import as_given, exercise
+from minillm.exercises import check_numbers, exercise
 from minillm.model import CausalLM
 
 LOSS_AT = {
@@ -34,17 +34,7 @@ HINTS = {
     "an even load costs k and a collapsed one E; if all are chosen, there is nothing to balance",
 )
 def _loss_at(answer: Any) -> str | None:
-    if (answer := as_given(answer, LOSS_AT)) is None:
-        return f"the answer is a dictionary with the {len(LOSS_AT)} cases as keys, as it was given"
-    for case, wanted in LOSS_AT.items():
-        value = answer[case]
-        if value is ...:
-            return f"{case}: not filled in yet"
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            return f"{case}: write a number, not {value!r}"
-        if abs(value - wanted) > 1e-6:
-            return f"{case}: not {value}; {HINTS[case]}"
-    return None
+    return check_numbers(answer, LOSS_AT, HINTS)
 
 
 @exercise(

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from minillm.exercises import as_given, exercise
+from minillm.exercises import check_numbers, exercise
 from minillm.fast.export import quantize_rows
 
 PREDICTED = {
@@ -35,17 +35,7 @@ HINTS = {
     "the number of sums is the model's, their size the batch's; weights are never sent",
 )
 def _predicted(answer: Any) -> str | None:
-    if (answer := as_given(answer, PREDICTED)) is None:
-        return f"the answer is a dictionary with the {len(PREDICTED)} questions as keys, as given"
-    for question, wanted in PREDICTED.items():
-        value = answer[question]
-        if value is ...:
-            return f"{question}: not filled in yet"
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            return f"{question}: write a number, not {value!r}"
-        if value != wanted:
-            return f"{question}: not {value:,}; {HINTS[question]}"
-    return None
+    return check_numbers(answer, PREDICTED, HINTS)
 
 
 @exercise(

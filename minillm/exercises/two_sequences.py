@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from minillm.exercises import as_given, exercise
+from minillm.exercises import check_numbers, exercise
 
 
 def _shape(x: Any) -> str:
@@ -68,17 +68,7 @@ HINTS = {
     "the memory is as long as the source and stays so; the target's cache is as long as the target",
 )
 def _held(answer: Any) -> str | None:
-    if (answer := as_given(answer, HELD)) is None:
-        return f"the answer is a dictionary with the {len(HELD)} questions as keys, as it was given"
-    for question, wanted in HELD.items():
-        value = answer[question]
-        if value is ...:
-            return f"{question}: not filled in yet"
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            return f"{question}: write a number, not {value!r}"
-        if value != wanted:
-            return f"{question}: not {value}; {HINTS[question]}"
-    return None
+    return check_numbers(answer, HELD, HINTS)
 
 
 @exercise(
