@@ -286,7 +286,12 @@ def test_a_real_pipe_may_hold_anything(folder):
 @pytest.mark.skipif(not hasattr(os, "openpty"), reason="needs a pseudo-terminal (POSIX)")
 def test_in_a_terminal(folder):
     ours, theirs = os.openpty()
-    process = start(folder, "--max-new-tokens", "3", stdin=theirs, stdout=theirs, stderr=theirs)
+    # what runs in a shell's background ignores Ctrl-C, and so would the program that it starts
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        process = start(folder, "--max-new-tokens", "3", stdin=theirs, stdout=theirs, stderr=theirs)
+    finally:
+        signal.signal(signal.SIGINT, before)
     os.close(theirs)
     shown = b""
 
@@ -300,7 +305,9 @@ def test_in_a_terminal(folder):
     wait_for(1)
     os.write(ours, b"the cat\n")
     wait_for(2)
+    tries = iter(range(60))
     while b"stops an answer)" not in shown:  # one before the reading begins waits for a key
+        next(tries)
         process.send_signal(signal.SIGINT)
         if select.select([ours], [], [], 2)[0]:
             shown += os.read(ours, 1024)
