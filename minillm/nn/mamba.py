@@ -284,6 +284,8 @@ def _activation(name: str) -> Callable[[Tensor], Tensor]:
 @torch.no_grad()
 def _draw(mixer: "MambaMixer | Mamba2Mixer", generator: torch.Generator | None) -> None:
     """First values: decays from slow to fast, time steps from 0.001 to 0.1 that inputs change."""
+    if mixer.D.is_meta:
+        return  # there is nothing to fill
     conv, bias = mixer.conv1d, mixer.time_step_bias()
     bound = conv.weight.shape[-1] ** -0.5
     conv.weight.uniform_(-bound, bound, generator=generator)

@@ -187,6 +187,6 @@ class MultiHeadLatentAttention(nn.Module):
             absorb = cache is not None and self.absorbing_pays(x.shape[1], latent.shape[2])
         attend = latent_attention_absorbed if absorb else latent_attention_naive
         b = self.kv_b_proj  # with an adapter (nn.lora) it has a method for the whole matrix
-        weight = b.weight if type(b) is nn.Linear else b.matrix()  # type: ignore[operator]
+        weight = b.matrix() if hasattr(b, "matrix") else b.weight  # type: ignore[operator]
         y = attend(q, latent, k_pe, weight, scale=self.scale, mask=mask, is_causal=is_causal)
         return self.o_proj(merge_heads(y))
