@@ -40,7 +40,9 @@ def _check_whole(model: nn.Module) -> None:
     """Raises: ValueError for a packed model, and one of which this process holds a part only."""
     if type(model) is not CausalLM:
         raise ValueError(f"this takes a CausalLM, not a {type(model).__name__}")
-    if any(hasattr(p, "full_tensor") for p in model.parameters()):
+    from minillm.training.distributed import is_sharded
+
+    if is_sharded(model):
         raise ValueError("this process holds only a part of the model: load it whole, in one")
 
 

@@ -261,15 +261,16 @@ class PackedLM(CausalLM):
 
     @torch.no_grad()
     def __init__(self, model: CausalLM) -> None:
+        from minillm.nn.lora import check_merged
+        from minillm.training.distributed import is_sharded
+
         nn.Module.__init__(self)
-        if any(hasattr(p, "full_tensor") for p in model.parameters()):
+        if is_sharded(model):
             raise ValueError("this process holds only a part of the model: load it whole, in one")
         c = self.config = model.config
         if c.model_type not in PACKABLE or c.hidden_act != "silu" or c.rope_interleave:
             given = f"{c.model_type} with {c.hidden_act}, rope_interleave={c.rope_interleave}"
             raise ValueError(f"{given} cannot be packed; {', '.join(PACKABLE)} with silu can")
-        from minillm.nn.lora import check_merged
-
         check_merged(model, "a PackedLM copies matrices")
         self.model, self.lm_head = model.model, model.lm_head
         self.packed_layers = nn.ModuleList(PackedLayer(layer) for layer in model.model.layers)

@@ -276,10 +276,10 @@ def merge(model: nn.Module) -> None:
     for name, layer in layers.items():
         if layer.merged:
             raise ValueError(f"{name} is merged already: its change would be added twice")
-        if not layer.change().isfinite().all():
+        change, dtype = layer.change(), layer.weight.dtype
+        if not change.isfinite().all():
             raise ValueError(f"the adapter of {name} is NaN or infinite")
-        dtype = layer.weight.dtype
-        if not (layer.weight + layer.change()).to(dtype).isfinite().all():
+        if not (layer.weight + change).to(dtype).isfinite().all():
             raise ValueError(f"{name} would be NaN or infinite in {dtype}")
     for layer in layers.values():
         layer.merge()

@@ -277,10 +277,11 @@ def _state_of(model: CausalLM) -> dict[str, Tensor]:
     Raises: ValueError if the model has others: loaded again, it would be another model.
     """
     from minillm.nn.lora import check_merged
+    from minillm.training.distributed import is_sharded
 
     check_merged(model, "only whole models can be saved so")
     state = {k: v for k, v in model.state_dict().items() if ".lora_" not in k}
-    if any(hasattr(tensor, "full_tensor") for tensor in state.values()):
+    if is_sharded(model):
         raise ValueError(
             "the model is sharded: gather it with distributed.whole_tensors, then save"
         )
