@@ -185,6 +185,21 @@ class Decoder(nn.Module):
         rope = None if self.rotary is None else self.rotary(position_ids)
         if rope is not None and self.config.partial_rotary_factor < 1:
             rope = PartialRotation(rope)
+        return self.transform(x, rope, position_ids, mask, is_causal, cache)
+
+    def transform(
+        self,
+        x: Tensor,
+        rope: Rotation | None,
+        position_ids: Tensor,
+        mask: Tensor | None,
+        is_causal: bool,
+        cache: KVCache | None = None,
+    ) -> Tensor:
+        """Layers and last norm, for vectors of tokens, or of whatever stands in their place.
+
+        Shape: (B, T, C) -> (B, T, C), the others as in `forward`.
+        """
         state = self.config.state
         if state is not None and state.residual_in_fp32:
             x = x.to(torch.promote_types(x.dtype, torch.float32))
