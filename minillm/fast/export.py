@@ -11,6 +11,7 @@ import dataclasses
 import logging
 import warnings
 from collections.abc import Callable, Iterable
+from operator import index
 from pathlib import Path
 from typing import Any
 
@@ -53,16 +54,19 @@ def prune_vocabulary(
 
     Kept are `keep_ids`, all that these are merged from, the bytes and the special tokens: every
     text can still be written. A kept token's embedding and its row of the head are as they were.
-    Raises: ValueError for ids without a token, a tokenizer that cannot be cut, and a packed model.
+    Raises: ValueError for ids without a token, a tokenizer that cannot be cut, and a model that is
+        packed or int8.
     """
     _check_whole(model)
     if not hasattr(tokenizer, "prune"):
         kind = type(tokenizer).__name__
         raise ValueError(f"a {kind} cannot be pruned; a BPETokenizer can")
+    if not isinstance(model.lm_head, nn.Linear):
+        raise ValueError(f"prune before int8: the head is a {type(model.lm_head).__name__} already")
     c = model.config
     named = {"bos_token_id": c.bos_token_id, "pad_token_id": c.pad_token_id}
     ends = [i for i in (*named.values(), *c.eos_token_ids) if i is not None]
-    small_tokenizer, old_ids = tokenizer.prune([*keep_ids, *ends])
+    small_tokenizer, old_ids = tokenizer.prune([*map(index, keep_ids), *ends])
     new_id = {old: new for new, old in enumerate(old_ids)}
     changes: dict[str, Any] = {k: new_id[i] for k, i in named.items() if i is not None}
     if c.eos_token_id is not None:
@@ -282,7 +286,7 @@ class Int8Linear(_Int8Rows):
 
 @torch.no_grad()
 def int8_copy(model: CausalLM) -> CausalLM:
-    """A copy for generation whose matrices are int8; norms and biases stay as they are.
+    """A copy for generation whose matrices are int8; norms, biases, and what is int8 stay.
 
     Raises: ValueError for a packed model, and one with matrices that are neither `nn.Linear` nor
         `nn.Embedding`.

@@ -341,9 +341,11 @@ class RouterBalance:
     """Keeps the experts of a model in use while it trains: `Trainer(..., balance=...)`.
 
     `loss` times the load balancing loss is added to the loss of each batch: the mean over layers
-    or, with `pooled`, that of all layers' tokens in one heap, as in transformers. `rate` is how far
-    the routers' biases move after a step, by the load of all its batches and processes. What
-    follows a row's last target is padding and does not count.
+    or, with `pooled`, that of all layers' tokens in one heap, as in transformers. Of a step's
+    batches, and of several processes, each has a loss by its own load, and the mean of these losses
+    counts: not the loss of all tokens together. `rate` is how far the routers' biases move after a
+    step, by the load of all its batches and processes. What follows a row's last target is padding
+    and does not count.
 
     Raises: ValueError for a model without routers, numbers that do nothing or are negative, a loss
         for sigmoid scores, a rate for softmax scores; in training, for that of another model.
