@@ -50,7 +50,7 @@ def _row_parallel(answer: Callable[[list[Tensor], list[Tensor], Tensor | None], 
         x = torch.randn(5, 8, generator=draw, dtype=torch.float64)
         bias = torch.randn(3, generator=draw, dtype=torch.float64) if with_bias else None
         wanted = x @ layer.T + (0 if bias is None else bias)
-        case = f"{size} processes, {'a' if with_bias else 'no'} bias"
+        case = f"{size} process{'es' * (size > 1)}, {'a' if with_bias else 'no'} bias"
         parts = ([*x.chunk(size, 1)], [*layer.chunk(size, 1)])
         got = answer(*parts, bias)
         if not isinstance(got, Tensor) or got.shape != wanted.shape:
@@ -89,7 +89,12 @@ def _with_parents(
         if not isinstance(got, set | frozenset | list | tuple):
             return f"{case}: return a set of ids"
         if missing := wanted - set(got):
-            return f"{case}: {min(missing)} is missing; what is {max(missing)} needed for?"
+            if asked := missing & keep:
+                return f"{case}: {min(asked)} is asked for, and missing"
+            below, child = max(
+                (id_, i) for i in wanted for id_ in parents.get(i, ()) if id_ in missing
+            )
+            return f"{case}: {below} is missing; what is {child} merged from?"
         if extra := set(got) - wanted:
             return f"{case}: {min(extra)} is not needed"
     deep = {i: (i - 1, 0) for i in range(1, 200)}  # no deeper: recursion is a right answer, too

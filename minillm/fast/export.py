@@ -62,7 +62,7 @@ def prune_vocabulary(
         kind = type(tokenizer).__name__
         raise ValueError(f"a {kind} cannot be pruned; a BPETokenizer can")
     if not isinstance(model.lm_head, nn.Linear):
-        raise ValueError(f"prune before int8: the head is a {type(model.lm_head).__name__} already")
+        raise ValueError(f"prune before int8: the head is {type(model.lm_head).__name__}")
     c = model.config
     named = {"bos_token_id": c.bos_token_id, "pad_token_id": c.pad_token_id}
     ends = [i for i in (*named.values(), *c.eos_token_ids) if i is not None]

@@ -369,7 +369,31 @@ def test_what_cannot_be_pruned_is_refused(tokenizer):
     model = sized(tokenizer)
     with pytest.raises(ValueError, match="a CausalLM, not a PackedLM"):
         prune_vocabulary(model.packed(), tokenizer, [1])
-    with pytest.raises(ValueError, match="no token has the id 999"):
-        prune_vocabulary(model, tokenizer, [999])
+    for unknown in (999, 270, -1):
+        with pytest.raises(ValueError, match=f"no token has the id {unknown}; there are 270 ids"):
+            prune_vocabulary(model, tokenizer, [unknown])
+    with pytest.raises(ValueError, match="prune before int8: the head is Int8Linear"):
+        prune_vocabulary(int8_copy(model), tokenizer, [1])
+    with pytest.raises(TypeError, match="float"):
+        prune_vocabulary(model, tokenizer, [1.0])
     with pytest.raises(ValueError, match="a list cannot be pruned"):
         prune_vocabulary(model, [], [1])
+
+
+def test_a_pruned_model_becomes_int8_and_ids_may_be_a_tensor(tokenizer):
+    keep = tokenizer.encode("the cat sat")
+    model = sized(tokenizer)
+    small, small_tokenizer, old = prune_vocabulary(model, tokenizer, torch.tensor(keep))
+    assert old == prune_vocabulary(model, tokenizer, keep)[2]
+    eight = int8_copy(small)
+    ids = torch.tensor([small_tokenizer.encode("the cat sat")])
+    with torch.no_grad():
+        assert 0 < (eight(ids) - small(ids)).abs().max() < 0.05 * small(ids).abs().max()
+
+
+def test_an_int8_copy_of_an_int8_model_has_the_same_numbers():
+    once = int8_copy(made("llama"))
+    twice = int8_copy(once).state_dict()
+    assert all(torch.equal(tensor, twice[name]) for name, tensor in once.state_dict().items())
+    ours, theirs = (m.state_dict()["lm_head.rows"].data_ptr() for m in (once, int8_copy(once)))
+    assert ours != theirs
