@@ -307,7 +307,10 @@ def train(a: argparse.Namespace) -> None:
     try:
         first = distributed.world().rank == 0
         tokenizer, lock = _prepare(a) if first else (None, None)
-        distributed.barrier()
+        try:
+            distributed.barrier()
+        except RuntimeError as error:  # it has said why, and a traceback would hide that
+            raise ValueError("the first process ended before the training began") from error
         tokenizer = tokenizer or _tokenizer(a.output_dir)
         model, config = _model(a, tokenizer).to(place), _config(a)
         looks: dict[str, Any] = {}

@@ -326,3 +326,13 @@ def test_the_command_line_refuses_heads_before_it_trains(tmp_path, monkeypatch, 
     assert main(["train", *options]) == 1
     assert "2 processes cannot share 3 query heads" in capsys.readouterr().err
     assert not (Path(tmp_path) / "run").exists()
+
+
+def test_the_others_say_in_one_line_that_the_first_process_refused(tmp_path, monkeypatch, capsys):
+    def gone():
+        raise RuntimeError("Connection closed by peer")
+
+    monkeypatch.setattr(distributed, "world", lambda: distributed.World(1, 2))
+    monkeypatch.setattr(distributed, "barrier", gone)
+    assert main(["train", "--output-dir", str(tmp_path / "run"), *OPTIONS]) == 1
+    assert capsys.readouterr().err == "error: the first process ended before the training began\n"
