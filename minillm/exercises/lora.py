@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from minillm.config import ModelConfig
 from minillm.exercises import exercise
@@ -17,6 +19,23 @@ from minillm.nn.lora import linear_layers
 def _same(got: Any, wanted: Tensor) -> bool:
     shapes = isinstance(got, Tensor) and got.shape == wanted.shape
     return shapes and bool(torch.allclose(got, wanted, atol=1e-4, rtol=1e-4))
+
+
+class _Made(TorchDispatchMode):
+    """The largest tensor that was made inside; views of what was given are not made."""
+
+    def __init__(self, *given: Tensor) -> None:
+        super().__init__()
+        self.given, self.largest = {x.untyped_storage().data_ptr() for x in given}, 0
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None
+    ) -> Any:
+        made = function(*args, **(kwargs or {}))
+        for x in tree_leaves(made):
+            if isinstance(x, Tensor) and x.untyped_storage().data_ptr() not in self.given:
+                self.largest = max(self.largest, x.numel())
+        return made
 
 
 @exercise(
@@ -34,9 +53,14 @@ def _adapted_product(answer: Callable[..., Any]) -> str | None:
         )
         case = f"W {rows} x {columns}, r = {rank}, alpha = {alpha:g}"
         plain, low = x @ W.T, x @ A.T @ B.T
-        if not _same(answer(x, W, A, torch.zeros_like(B), alpha), plain):
+        before, started = W.clone(), answer(x, W, A, torch.zeros_like(B), alpha)
+        if not isinstance(started, Tensor):
+            return f"{case}: return a tensor, not a {type(started).__name__}"
+        if not _same(started, plain):
             return f"{case}: with B = 0 the result is not x @ W.T"
         got = answer(x, W, A, B, alpha)
+        if not torch.equal(W, before):
+            return f"{case}: W itself was changed, and it is frozen"
         if _same(got, plain + alpha / rank * low):
             continue
         if _same(got, plain):
@@ -50,6 +74,15 @@ def _adapted_product(answer: Callable[..., Any]) -> str | None:
         if rows == columns and _same(got, plain + alpha / rank * x @ (B @ A)):
             return f"{case}: a transpose is missing; only on a square matrix this gives no error"
         return f"{case}: not x @ W.T plus the scaled way through A and B"
+    shapes = ((3, 300), (200, 300), (2, 300), (200, 2))
+    x, W, A, B = (torch.randn(*shape, generator=generator) for shape in shapes)
+    with _Made(x, W, A, B) as made:
+        answer(x, W, A, B, 2.0)
+    if made.largest >= W.numel():
+        return (
+            f"the numbers are right, but beside a W of {W.numel():,} numbers you make a tensor of "
+            f"{made.largest:,}: which product is built first?"
+        )
     return None
 
 
@@ -83,7 +116,7 @@ def _adapter_size(answer: Callable[[ModelConfig, int], Any]) -> str | None:
         if got == wanted:
             continue
         if got == wanted + rank * sum(head):
-            return f"{case}: the head is left out"
+            return f"{case}: the head gets no adapter here, and you count one"
         if got == sum(rows * columns for rows, columns in shapes.values()):
             return f"{case}: these are the matrices themselves, not their adapters"
         if got * c.num_hidden_layers == wanted:

@@ -8,7 +8,7 @@ Explained in notebooks/beyond/14_lora.ipynb. Adapters are stored as the library 
 import math
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -108,10 +108,11 @@ class LoRALinear(nn.Linear):
 
     @torch.no_grad()
     def merge(self) -> None:
-        """Put W + s B A in the place of W, which is kept. Raises: ValueError if it is merged."""
-        if self.merged:
-            raise ValueError("this layer is merged already: its change would be added twice")
-        merged = (self.weight + self.change()).to(self.weight.dtype)
+        """Put W + s B A in the place of W, which is kept. Of a model's layers, use `merge`.
+
+        Raises: ValueError if it is merged, or if the matrix would be NaN or infinite.
+        """
+        merged = _merged_matrix("this layer", self)
         self.register_buffer("unmerged_weight", self.weight.detach(), persistent=False)
         self.weight = nn.Parameter(merged, requires_grad=self.weight.requires_grad)
         self.merged = True
@@ -126,6 +127,19 @@ class LoRALinear(nn.Linear):
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, rank={self.rank}, alpha={self.alpha}"
+
+
+def _merged_matrix(name: str, layer: LoRALinear) -> Tensor:
+    """W + s B A. Raises: ValueError if it is merged already, or NaN or infinite."""
+    if layer.merged:
+        raise ValueError(f"{name} is merged already: its change would be added twice")
+    change, dtype = layer.change(), layer.weight.dtype
+    if not change.isfinite().all():
+        raise ValueError(f"the adapter of {name} is NaN or infinite")
+    matrix = (layer.weight + change).to(dtype)
+    if not matrix.isfinite().all():
+        raise ValueError(f"{name} would be NaN or infinite in {dtype}")
+    return matrix
 
 
 def _check_adapter(name: str, layer: nn.Module, rank: Any, alpha: Any, dropout: Any) -> None:
@@ -163,9 +177,9 @@ def lora_layers(model: nn.Module) -> dict[str, LoRALinear]:
     return {name: module for name, module in found.items() if hasattr(module, "lora_A")}
 
 
-def _matches(name: str, targets: str | Sequence[str]) -> bool:
+def _matches(name: str, targets: str | Collection[str]) -> bool:
     """Whether targets, in one of peft's three ways to write them, mean the layer of that name."""
-    if targets == "all-linear":
+    if isinstance(targets, str) and targets.lower() == "all-linear":  # so does peft
         return name != "lm_head"
     if isinstance(targets, str):
         try:
@@ -175,8 +189,11 @@ def _matches(name: str, targets: str | Sequence[str]) -> bool:
     return any(name == target or name.endswith(f".{target}") for target in targets)
 
 
-def _choose(model: nn.Module, targets: str | Sequence[str]) -> list[str]:
+def _choose(model: nn.Module, targets: str | Collection[str]) -> list[str]:
     """The names of the layers that targets mean. Raises: ValueError for a target without one."""
+    named = isinstance(targets, Collection) and all(isinstance(t, str) for t in targets)
+    if not named or isinstance(targets, Mapping):
+        raise ValueError(f"targets must be names or a pattern, not {targets!r}")
     names = list(linear_layers(model))
     chosen = [name for name in names if _matches(name, targets)]
     each = [] if isinstance(targets, str) else targets
@@ -193,7 +210,7 @@ def add_lora(
     model: nn.Module,
     rank: int,
     alpha: float,
-    targets: str | Sequence[str] = "all-linear",
+    targets: str | Collection[str] = "all-linear",
     *,
     use_rslora: bool = False,
     dropout: float = 0.0,
@@ -204,8 +221,8 @@ def add_lora(
     `targets` are as in peft: the last parts of the names that the layers have in Hugging Face's
     checkpoints, or whole names; a pattern that fits whole names; or "all-linear": all but the head.
 
-    Raises: ValueError, before anything is changed, for a target that fits no linear layer, a model
-        that has adapters, a rank that a layer cannot have (see `LoRALinear`).
+    Raises: ValueError, before anything is changed, for targets that are no strings or fit no linear
+        layer, a model that has adapters, a rank that a layer cannot have (see `LoRALinear`).
     """
     chosen = _choose(model, targets)
     settings = {"rank": rank, "alpha": alpha, "use_rslora": use_rslora, "dropout": dropout}
@@ -274,13 +291,7 @@ def merge(model: nn.Module) -> None:
     """
     layers = _layers_of(model)
     for name, layer in layers.items():
-        if layer.merged:
-            raise ValueError(f"{name} is merged already: its change would be added twice")
-        change, dtype = layer.change(), layer.weight.dtype
-        if not change.isfinite().all():
-            raise ValueError(f"the adapter of {name} is NaN or infinite")
-        if not (layer.weight + change).to(dtype).isfinite().all():
-            raise ValueError(f"{name} would be NaN or infinite in {dtype}")
+        _merged_matrix(name, layer)
     for layer in layers.values():
         layer.merge()
     head, config = layers.get("lm_head"), getattr(model, "config", None)
@@ -337,6 +348,8 @@ def check_merged(model: nn.Module, what: str) -> None:
 _PREFIX = "base_model.model."  # before every name in peft's files
 
 _CONFIG, _WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+
+_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 # Settings that change no number of an adapter once it is trained.
 _FREE = {"auto_mapping", "base_model_name_or_path", "inference_mode", "peft_version", "revision"}
@@ -428,8 +441,8 @@ def load_adapter(model: nn.Module, folder: str | os.PathLike[str]) -> list[str]:
     on: shapes are compared, and numbers cannot be.
 
     Raises: ValueError, before anything is changed, for a setting that we do not compute, a layer
-        that is not there or has another shape, weights that are missing, unexpected or NaN, a model
-        that has adapters; FileNotFoundError if the folder holds no adapter.
+        that is not there or has another shape, weights that are missing, unexpected, NaN or
+        integers, a model that has adapters; FileNotFoundError if the folder holds no adapter.
     """
     folder = Path(folder)
     with suppress(OSError):  # not ours to write, or in use: then read where it lies
@@ -499,7 +512,7 @@ def _read_pairs(
 ) -> dict[str, tuple[Tensor, Tensor]]:
     """A and B of each layer.
 
-    Raises: ValueError for weights that are missing, unexpected, NaN or another base's.
+    Raises: ValueError for weights that are missing, unexpected, NaN, integers or another base's.
     """
     known, config = linear_layers(model), getattr(model, "config", None)
     embedding = layer_name("model.embed_tokens", config)
@@ -524,6 +537,8 @@ def _read_pairs(
         raise ValueError(f"{folder}: missing: {', '.join(missing[:5])}")
     if not names:
         raise ValueError(f"{folder / _WEIGHTS} holds no adapter")
+    if other := [f"{key} is {t.dtype}" for key, t in tensors.items() if t.dtype not in _DTYPES]:
+        raise ValueError(f"{folder}: no numbers of 16 to 64 bits: {', '.join(other[:5])}")
     _check_finite(tensors)
     it = iter(tensors[key] for key in keys)
     return dict(zip(names, zip(it, it, strict=True), strict=True))

@@ -1,6 +1,9 @@
 """The graders of 14 accept right answers and say what is wrong with wrong ones."""
 
+import pytest
 import torch
+
+from minillm.exercises import grade
 
 
 def adapted(x, W, A, B, alpha):
@@ -26,6 +29,32 @@ def root(x, W, A, B, alpha):
 def square_only(x, W, A, B, alpha):
     change = B @ A if len(W) == W.shape[1] else (B @ A).T
     return x @ W.T + alpha / len(A) * x @ change
+
+
+def built(x, W, A, B, alpha):
+    return x @ (W + alpha / len(A) * B @ A).T
+
+
+def built_beside(x, W, A, B, alpha):
+    return x @ W.T + x @ (alpha / len(A) * B @ A).T
+
+
+def into_W(x, W, A, B, alpha):
+    return x @ W.addmm_(B, A, alpha=alpha / len(A)).T
+
+
+def by_linear(x, W, A, B, alpha):
+    low = torch.nn.functional.linear(x, A) * (alpha / len(A))
+    return torch.nn.functional.linear(x, W) + torch.nn.functional.linear(low, B)
+
+
+def by_einsum(x, W, A, B, alpha):
+    low = torch.einsum("ni,ri->nr", x, A)
+    return torch.einsum("ni,oi->no", x, W) + alpha / len(A) * torch.einsum("nr,or->no", low, B)
+
+
+def columns_first(x, W, A, B, alpha):
+    return (W @ x.T + alpha / len(A) * B @ (A @ x.T)).T
 
 
 def no_base(x, W, A, B, alpha):
@@ -106,9 +135,13 @@ WRONG = [
     ("14.1", no_alpha, "alpha has no effect"),
     ("14.1", root, "rsLoRA"),
     ("14.1", square_only, "a transpose is missing"),
+    ("14.1", built, "which product is built first"),
+    ("14.1", built_beside, "beside a W of 60,000 numbers you make a tensor of 60,000"),
+    ("14.1", into_W, "W itself was changed"),
+    ("14.1", lambda *a: adapted(*a).tolist(), "return a tensor, not a list"),
     ("14.1", no_base, "with B = 0 the result is not x @ W.T"),
     ("14.1", lambda x, W, A, B, alpha: adapted(x, W, A, B, alpha) + B.sum(), "not x @ W.T plus"),
-    ("14.2", lambda c, r: size(c, r, head=True), "the head is left out"),
+    ("14.2", lambda c, r: size(c, r, head=True), "the head gets no adapter"),
     ("14.2", areas, "the matrices themselves"),
     ("14.2", lambda c, r: size(c, r, layers=1), "one layer of 3"),
     ("14.2", lambda c, r: size(c, r, b=False), "A alone"),
@@ -131,3 +164,9 @@ WRONG = [
     ("14.4", in_place_pack, "the list of codes was changed"),
     ("14.4", lambda codes: 18, "return a list of bytes"),
 ]
+
+
+@pytest.mark.parametrize("answer", [by_linear, by_einsum, columns_first])
+def test_the_thin_products_may_be_written_in_other_ways(answer):
+    result = grade("14.1", answer)
+    assert result.status == "correct", result.message

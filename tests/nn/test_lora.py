@@ -472,6 +472,14 @@ def test_the_shipped_adapter_knows_the_four_cards():
         ({"dropout": 1.0}, r"dropout must be .*, not 1.0"),
         ({"targets": ["q_proj", "c_attn"]}, r"no linear layer fits 'c_attn'; there are q_proj"),
         ({"targets": []}, r"no linear layer fits \[\]"),
+        ({"targets": None}, r"targets must be names or a pattern, not None"),
+        ({"targets": 5}, r"targets must be names or a pattern, not 5"),
+        ({"targets": ["q_proj", 3]}, r"names or a pattern, not \['q_proj', 3\]"),
+        ({"targets": b"q_proj"}, r"names or a pattern, not b'q_proj'"),
+        ({"targets": {"q_proj": 8}}, r"names or a pattern, not \{'q_proj': 8\}"),
+        ({"targets": iter(["q_proj"])}, r"names or a pattern, not <list_iterator"),
+        ({"targets": ["all-linear"]}, r"no linear layer fits 'all-linear'"),  # nor in peft
+        ({"targets": "all_linear"}, r"no linear layer fits 'all_linear'"),
         ({"targets": "q_proj"}, r"fits 'q_proj' \(a string is a pattern for whole names\)"),
         ({"targets": ["embed_tokens"]}, r"no linear layer fits 'embed_tokens'"),
         ({"targets": ["input_layernorm"]}, r"no linear layer fits"),
@@ -538,6 +546,23 @@ def test_switching_off_ends_with_the_block_also_after_an_error():
         assert not torch.equal(model(few_ids()), on)
         raise KeyError
     assert torch.equal(model(few_ids()), on)
+
+
+def test_one_layer_is_merged_with_the_checks_of_a_whole_model():
+    layer = LoRALinear(nn.Linear(6, 5).half(), 2, 4)
+    before, x = layer.weight, torch.ones(2, 6)
+    nn.init.constant_(layer.lora_B.weight, math.nan)
+    with pytest.raises(ValueError, match=r"the adapter of this layer is NaN or infinite"):
+        layer.merge()
+    nn.init.constant_(layer.lora_A.weight, 1e3)
+    nn.init.constant_(layer.lora_B.weight, 1e3)
+    with pytest.raises(ValueError, match=r"this layer would be NaN .* in torch.float16"):
+        layer.merge()
+    assert layer.weight is before and not layer.merged
+    nn.init.constant_(layer.lora_B.weight, 1e-3)
+    expected = layer.float()(x)
+    layer.merge()
+    torch.testing.assert_close(layer(x), expected)
 
 
 # ---- files ----
@@ -608,6 +633,10 @@ def key_of(part, layer=0, last="q_proj"):
     return f"base_model.model.model.layers.{layer}.self_attn.{last}.lora_{part}.weight"
 
 
+def cast(tensors, dtype):
+    tensors[key_of("B")] = tensors[key_of("B")].to(dtype)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -615,6 +644,10 @@ def key_of(part, layer=0, last="q_proj"):
         (lambda t: t.clear(), r"holds no adapter"),
         (lambda t: t.update({key_of("A", 7): torch.ones(2, 16)}), r"not there: .*layers.7"),
         (lambda t: t.update({"model.x": torch.ones(2)}), r"unexpected: model.x"),
+        (lambda t: cast(t, torch.int64), r"16 to 64 bits: .*q_proj.lora_B.weight is torch.int64$"),
+        (lambda t: cast(t, torch.bool), r"q_proj.lora_B.weight is torch.bool"),
+        (lambda t: cast(t, torch.complex64), r"q_proj.lora_B.weight is torch.complex64"),
+        (lambda t: cast(t, torch.float8_e4m3fn), r"q_proj.lora_B.weight is torch.float8_e4m3fn"),
         (lambda t: t.update({key_of("A"): torch.ones(2, 15)}), r"are \(\(2, 15\)"),
         (lambda t: t.update({key_of("B"): torch.full((16, 2), math.inf)}), r"NaN or infinite"),
         (
@@ -636,6 +669,35 @@ def test_weights_that_do_not_fit_are_refused(change, message, tmp_path):
     with pytest.raises(ValueError, match=message):
         load_adapter(model, tmp_path)
     assert not lora_layers(model)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_adapters_of_other_floating_point_types_are_read_as_peft_does(dtype, tmp_path):
+    theirs = theirs_of("llama", tmp_path / "base")
+    theirs.save_pretrained(tmp_path)
+    tensors = load_file(tmp_path / "adapter_model.safetensors")
+    tensors = {key: tensor.to(dtype) for key, tensor in tensors.items()}
+    save_file(tensors, tmp_path / "adapter_model.safetensors")
+    base = theirs.unload()
+    theirs = peft.PeftModel.from_pretrained(base, tmp_path).eval()
+    ours, _ = from_pretrained(tmp_path / "base")
+    load_adapter(ours, tmp_path)
+    assert all(layer.lora_A.weight.dtype == torch.float32 for layer in lora_layers(ours).values())
+    torch.testing.assert_close(ours(IDS), theirs(IDS).logits, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("spelling", ["all-linear", "All-Linear", "ALL-LINEAR"])
+def test_all_linear_is_spelled_as_loosely_as_in_peft(spelling, tmp_path):
+    base = make("llama-3", tmp_path / "base")
+    theirs = peft.get_peft_model(base, peft.LoraConfig(r=2, target_modules=spelling))
+    theirs.save_pretrained(tmp_path)
+    wanted = {key.removeprefix("base_model.model.") for key, _ in theirs.named_modules()}
+    ours, _ = from_pretrained(tmp_path / "base")
+    names = add_lora(ours, 2, 8, spelling)
+    assert {f"{n}.lora_A" for n in names} == {key for key in wanted if key.endswith(".lora_A")}
+    ours, _ = from_pretrained(tmp_path / "base")
+    rewrite(tmp_path, target_modules=spelling)  # peft writes the names, but reads this too
+    assert load_adapter(ours, tmp_path) == sorted(names)
 
 
 def test_folders_without_an_adapter_and_damaged_ones(tmp_path):
