@@ -19,28 +19,16 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from minillm.generation.conversation import Conversation
 
-__all__ = ["chat"]
+__all__ = ["talk"]
 
 HELP = "/reset begins a new conversation, /quit or Ctrl-D ends, Ctrl-C stops an answer"
 
 
-def chat(a: argparse.Namespace) -> None:
-    """Answer line after line, until there are no more.
-
-    Raises: ValueError if the model has no chat template, or --system spells a special token.
-    """
-    from minillm.cli import known_only, sampler
-    from minillm.generation.conversation import Conversation
-
-    given = sampler(a)
-    model, tokenizer = open_model(a)
-    begin = [] if a.system is None else [{"role": "system", "content": a.system}]
-    conversation = Conversation(model, tokenizer, begin)
-    if spelled := [name for name in tokenizer.special_tokens if name in (a.system or "")]:
-        raise ValueError(f"--system spells the special token {spelled[0]!r}")
-    drawn_by = known_only(given, tokenizer, model.config.vocab_size)
+def talk(conversation: Conversation, sampler: Callable[..., Any], a: argparse.Namespace) -> None:
+    """Answer line after line, until there are no more."""
     terminal = sys.stdin.isatty() and sys.stdout.isatty()
     if terminal:
+        model = conversation.model
         tell(f"{a.model}: {model.num_parameters():,} parameters, {model.lm_head.weight.dtype},")
         tell(f"context of {conversation.context_length:,} tokens. {HELP}.")
     for line in lines(terminal):
@@ -54,23 +42,7 @@ def chat(a: argparse.Namespace) -> None:
             tell(f"there is no command {text}: {HELP}")
         elif text:
             with interrupts() as pressed:
-                answer(conversation, line, drawn_by, pressed, a)
-
-
-def open_model(a: argparse.Namespace) -> tuple[Any, Any]:
-    """Model and tokenizer, in the form that writes fastest."""
-    import torch
-
-    from minillm.cli import device
-    from minillm.pretrained.load import from_pretrained
-
-    place = device(a)
-    dtype = a.dtype or ("float32" if place.type == "cpu" else None)
-    model, tokenizer = from_pretrained(a.model, dtype=dtype, device=place)
-    if not a.plain and place.type == "cpu" and model.lm_head.weight.dtype == torch.float32:
-        with suppress(ValueError):  # a family that cannot be packed
-            model = model.packed()
-    return model, tokenizer
+                answer(conversation, line, sampler, pressed, a)
 
 
 def lines(terminal: bool) -> Iterator[str]:

@@ -710,10 +710,27 @@ def sampler(a: argparse.Namespace) -> Any:
 
 
 def chat(a: argparse.Namespace) -> None:
-    """Talk with a chat model; see `minillm.chat`."""
-    from minillm.chat import chat as talk
+    """Talk with a chat model, in a form that writes fast; see `minillm.chat`.
 
-    talk(a)
+    Raises: ValueError if the model has no chat template, or --system spells a special token.
+    """
+    import torch
+
+    from minillm.chat import talk
+    from minillm.generation.conversation import Conversation
+    from minillm.pretrained.load import from_pretrained
+
+    drawn_by, place = sampler(a), device(a)
+    dtype = a.dtype or ("float32" if place.type == "cpu" else None)
+    model, tokenizer = from_pretrained(a.model, dtype=dtype, device=place)
+    if not a.plain and place.type == "cpu" and model.lm_head.weight.dtype == torch.float32:
+        with suppress(ValueError):  # a family that cannot be packed
+            model = model.packed()
+    begin = [] if a.system is None else [{"role": "system", "content": a.system}]
+    conversation = Conversation(model, tokenizer, begin)
+    if spelled := [name for name in tokenizer.special_tokens if name in (a.system or "")]:
+        raise ValueError(f"--system spells the special token {spelled[0]!r}")
+    talk(conversation, known_only(drawn_by, tokenizer, model.config.vocab_size), a)
 
 
 def evaluate_folder(a: argparse.Namespace) -> None:

@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from minillm.exercises import as_given, exercise
+from minillm.exercises import check_numbers, exercise
 
 
 def _targets(ids: Sequence[int], mask: Sequence[bool]) -> tuple[list[int], list[int]]:
@@ -34,6 +34,8 @@ def _inputs_and_targets(answer: Callable[[list[int], list[bool]], Any]) -> str |
         inputs, targets = (list(part) for part in got)
         if (inputs, targets) == wanted:
             continue
+        if (targets, inputs) == wanted:
+            return f"{case}: return the inputs first, then the targets"
         if -100 in inputs:
             return f"{case}: the model reads all ids; -100 belongs to the targets alone"
         if inputs == ids:
@@ -57,7 +59,7 @@ COUNTED = {
     "one answer of 3 tokens, the end token outside the marks": 3,
     "an empty answer, the end token marked": 1,
     "two answers, of 3 and 2 tokens, the end tokens marked": 7,
-    "the first and the fourth conversation, packed in one row": 11,
+    "the first and the fourth of these, packed in one row": 11,
     "one answer of 3 tokens, the end token marked, only the first 2 fitting into the row": 2,
 }
 HINTS = {
@@ -65,7 +67,7 @@ HINTS = {
     "one answer of 3 tokens, the end token outside the marks": "what is not marked does not count",
     "an empty answer, the end token marked": "saying nothing is an answer, too: how does it end?",
     "two answers, of 3 and 2 tokens, the end tokens marked": "how many end tokens are there?",
-    "the first and the fourth conversation, packed in one row": "does packing change the targets?",
+    "the first and the fourth of these, packed in one row": "does packing change the targets?",
     "one answer of 3 tokens, the end token marked, only the first 2 fitting into the row": (
         "what stands before the cut?"
     ),
@@ -78,17 +80,7 @@ HINTS = {
     "an end token is a target like any other, and a row that is cut never shows it",
 )
 def _counted(answer: Any) -> str | None:
-    if (answer := as_given(answer, COUNTED)) is None:
-        return f"the answer is a dictionary with the {len(COUNTED)} cases as keys, as it was given"
-    for case, wanted in COUNTED.items():
-        value = answer[case]
-        if value is ...:
-            return f"{case}: not filled in yet"
-        if isinstance(value, bool) or not isinstance(value, int):
-            return f"{case}: write a whole number, not {value!r}"
-        if value != wanted:
-            return f"{case}: not {value}; {HINTS[case]}"
-    return None
+    return check_numbers(answer, COUNTED, HINTS)
 
 
 @exercise(
@@ -97,7 +89,7 @@ def _counted(answer: Any) -> str | None:
     "packed is alone: positions begin again with each example, and nobody reads a neighbour",
 )
 def _alone(answer: Callable[[list[int]], Any]) -> str | None:
-    for numbers in ([4, 4, 4], [7, 7, 2, 2, 2, 9], [0, 1, 0], [3, 3, 8, 8, 8, 8, 1]):
+    for numbers in ([4, 4, 4], [7, 7, 2, 2, 2, 9], [3, 3, 8, 8, 8, 8, 1]):
         T = len(numbers)
         begins = [t for t in range(T) if t == 0 or numbers[t] != numbers[t - 1]]
         first = [max(b for b in begins if b <= t) for t in range(T)]

@@ -145,12 +145,12 @@ def _refuse_made_tokens(
         except ValueError:
             return None  # refused
 
-    expected = special(0)
+    found, expected = _special_ids(tokenizer, text), special(0)
     if expected is None:
         raise ValueError(
             "the chat template decides by the words of the messages: it refuses others"
         )
-    if _special_ids(tokenizer, text) != expected:
+    if found != expected:
         places = [*_strings(plain)]
         first = next(n for n in range(len(places)) if special(n + 1) != expected)
         place, made_by = places[first]
@@ -185,8 +185,7 @@ def _renderer(
 
 def _special_ids(tokenizer: Any, text: str) -> list[int]:
     """The special tokens that the tokenizer finds in a text, in order."""
-    library = getattr(tokenizer, "library", None)
-    unknown = getattr(library and library.model, "unk_token", None)  # what it cannot spell
+    unknown = getattr(tokenizer, "unk_token", None)  # stands for what it cannot spell
     ids = {i for name, i in tokenizer.special_tokens.items() if name != unknown}
     found = tokenizer.encode(text, allowed_special="all", add_special_tokens=False)
     return [i for i in found if i in ids]

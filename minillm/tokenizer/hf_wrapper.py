@@ -121,7 +121,7 @@ class WrappedTokenizer:
         self.eos_token = eos_token or next((name for name in END_TOKENS if name in known), None)
         self.pad_token = pad_token or self.eos_token
         begin = None if self.bos_token is None else tokenizer.token_to_id(self.bos_token)
-        with _panics_are_errors():
+        with _failures_are_errors():
             framed = tokenizer.encode("").ids  # what the file puts around each text
         if unknown := [i for i in framed if tokenizer.id_to_token(i) is None]:
             raise ValueError(f"the post_processor adds the id {unknown[0]}, which no token has")
@@ -147,7 +147,7 @@ class WrappedTokenizer:
         config = read_config(path.parent)
         config.pop("special")
         try:
-            with _panics_are_errors():
+            with _failures_are_errors():
                 tokenizer = Tokenizer.from_str(path.read_text(encoding="utf-8"))
         except Exception as error:  # the library raises nothing more special
             raise ValueError(f"{path}: the library tokenizers cannot read it: {error}") from None
@@ -160,7 +160,7 @@ class WrappedTokenizer:
         """Ids of `text`, in which the spelling of a special token is text like any other."""
         text = well_formed(text)
         library = self._blind if self._special.search(text) else self.library
-        with _panics_are_errors():
+        with _failures_are_errors():
             return library.encode(text, add_special_tokens=False).ids
 
     @cached_property
@@ -186,7 +186,7 @@ class WrappedTokenizer:
                     f"the text spells the special token {special!r}: allow it by allowed_special, "
                     "or call encode_ordinary to read it as plain text"
                 )
-        with _panics_are_errors():
+        with _failures_are_errors():
             ids = self.library.encode(text, add_special_tokens=add_special_tokens).ids
         if self.add_bos and add_special_tokens and ids[:1] == ids[1:2]:
             del ids[0]
@@ -203,6 +203,16 @@ class WrappedTokenizer:
     encode_batch, pad = BPETokenizer.encode_batch, BPETokenizer.pad
     bos_token_id, eos_token_id = BPETokenizer.bos_token_id, BPETokenizer.eos_token_id
     pad_token_id = BPETokenizer.pad_token_id
+
+    @cached_property
+    def unk_token(self) -> str | None:
+        """What the model writes for what it cannot spell; None if it has no token for that."""
+        model = self.library.model
+        if hasattr(model, "unk_token"):
+            return model.unk_token
+        # a Unigram model knows its id, and tells it only so
+        number = json.loads(model.__getstate__()).get("unk_id")
+        return None if number is None else self.library.id_to_token(number)
 
     def decode_bytes(self, ids: Iterable[int]) -> bytes:
         """The bytes that the tokens stand for. Raises: ValueError for an unknown id."""
@@ -234,7 +244,7 @@ class WrappedTokenizer:
         data = self.decode_bytes(ids)
         if errors == "strict":
             data.decode("utf-8", errors)
-        with _panics_are_errors():
+        with _failures_are_errors():
             return self.library.decode(ids, skip_special_tokens=False)
 
     def decoder(self, *, skip_special_tokens: bool = False) -> StreamDecoder:
@@ -250,7 +260,7 @@ class WrappedTokenizer:
         Raises: ValueError if there is no template, or if a message spells a special token.
         """
         text = render_chat(self, messages, add_generation_prompt=add_generation_prompt)
-        with _panics_are_errors():
+        with _failures_are_errors():
             return self.library.encode(well_formed(text), add_special_tokens=False).ids
 
     def save(self, directory: str | Path) -> None:
@@ -278,12 +288,12 @@ class WrappedTokenizer:
 
 
 @contextmanager
-def _panics_are_errors() -> Iterator[None]:
-    """A panic of the Rust library, which is no `Exception`, becomes a ValueError."""
+def _failures_are_errors() -> Iterator[None]:
+    """What the Rust library raises, a bare `Exception` or a panic, becomes a ValueError."""
     try:
         yield
     except BaseException as error:
-        if type(error).__name__ != "PanicException":
+        if type(error) is not Exception and type(error).__name__ != "PanicException":
             raise
         raise ValueError(f"the library tokenizers gave up: {error}") from None
 

@@ -119,6 +119,9 @@ def conversation_examples(
 
     Raises: ValueError, with the number of the conversation, as `conversation_example` does.
     """
+    if not isinstance(conversations, Iterable):
+        kind = type(conversations).__name__
+        raise ValueError(f"conversations must be a list of lists of dicts, not a {kind}")
     examples = []
     for n, messages in enumerate(conversations):
         try:
@@ -156,8 +159,11 @@ class ConversationBatches:
         layout: Literal["padded", "packed"] = "padded",
         seed: int = 0,
     ) -> None:
-        if layout not in ("padded", "packed") or min(batch_size, context_length) < 1:
+        whole = isinstance(batch_size, int) and isinstance(context_length, int)
+        if layout not in ("padded", "packed") or not whole or min(batch_size, context_length) < 1:
             raise ValueError(f"{layout=}, {batch_size=}, {context_length=}")
+        if not isinstance(examples, list | tuple):
+            raise ValueError(f"examples must be a list, not a {type(examples).__name__}")
         if not examples:
             raise ValueError("no examples to train on")
         self.settings: dict[str, Any] = {

@@ -2,12 +2,16 @@
 
 import math
 
+import pytest
+
+from minillm.exercises import grade
+
 COUNTED = {
     "one answer of 3 tokens, the end token marked": 4,
     "one answer of 3 tokens, the end token outside the marks": 3,
     "an empty answer, the end token marked": 1,
     "two answers, of 3 and 2 tokens, the end tokens marked": 7,
-    "the first and the fourth conversation, packed in one row": 11,
+    "the first and the fourth of these, packed in one row": 11,
     "one answer of 3 tokens, the end token marked, only the first 2 fitting into the row": 2,
 }
 ONE, OUTSIDE, EMPTY, TWO, PACKED, CUT = COUNTED
@@ -49,8 +53,13 @@ def only_positions(numbers):
 
 
 def same_number(numbers):
-    """Takes a number that comes back for the same example."""
     pairs = [[s <= t and a == b for s, b in enumerate(numbers)] for t, a in enumerate(numbers)]
+    return [t - numbers.index(a) for t, a in enumerate(numbers)], pairs
+
+
+def only_not_earlier(numbers):
+    """Takes numbers for ones that grow along the row."""
+    pairs = [[s <= t and b >= a for s, b in enumerate(numbers)] for t, a in enumerate(numbers)]
     return alone(numbers)[0], pairs
 
 
@@ -81,6 +90,7 @@ WRONG = [
     ("13.1", lambda ids, mask: (ids[:-1], ids[1:]), "the mask is not used"),
     ("13.1", lambda ids, mask: (ids[:-1], shifted(ids, mask)[1][1:]), "4 inputs and 3 targets"),
     ("13.1", lambda ids, mask: shifted(ids, mask)[1], "return two lists"),
+    ("13.1", lambda ids, mask: shifted(ids, mask)[::-1], "the inputs first, then the targets"),
     ("13.2", {**COUNTED, ONE: 3}, "learn to stop"),
     ("13.2", {**COUNTED, OUTSIDE: 4}, "not marked does not count"),
     ("13.2", {**COUNTED, EMPTY: 0}, "how does it end"),
@@ -88,11 +98,13 @@ WRONG = [
     ("13.2", {**COUNTED, PACKED: 10}, "does packing change"),
     ("13.2", {**COUNTED, CUT: 0}, "before the cut"),
     ("13.2", {**COUNTED, CUT: ...}, "not filled in"),
-    ("13.2", {**COUNTED, CUT: "two"}, "a whole number"),
+    ("13.2", {**COUNTED, CUT: "two"}, "write a number, not 'two'"),
+    ("13.2", {**COUNTED, EMPTY: True}, "write a number, not True"),
+    ("13.2", {**COUNTED, ONE: 3.5}, "not 3.5; the model must also learn to stop"),
     ("13.2", [4, 3, 1, 7, 11, 2], "a dictionary"),
     ("13.3", broken, "go on from one example to the next"),
     ("13.3", only_positions, "query 2 reads key 0, of another example"),
-    ("13.3", same_number, "query 2 reads key 0, of another example"),
+    ("13.3", only_not_earlier, "query 2 reads key 0, of another example"),
     ("13.3", both_ways, "query 0 reads key 1, which comes later"),
     ("13.3", only_itself, "query 1 must read key 0"),
     ("13.3", lambda numbers: [0] * len(numbers), "return the positions and the mask"),
@@ -105,3 +117,13 @@ WRONG = [
     ("13.4", lambda c, r, a, b, beta: -loss_of_pair(c, r, a, b, beta), "the minus before"),
     ("13.4", lambda c, r, a, b, beta: 1.0, "1.0 is not"),
 ]
+ALSO_RIGHT = [
+    ("13.1", lambda ids, mask: [*map(list, shifted(ids, mask))]),
+    ("13.2", {**COUNTED, ONE: 4.0}),
+    ("13.3", same_number),
+]
+
+
+@pytest.mark.parametrize(("name", "answer"), ALSO_RIGHT)
+def test_other_right_answers(name, answer):
+    assert grade(name, answer).status == "correct"

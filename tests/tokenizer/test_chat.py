@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizer_folders import GEMMA_CHAT, KINDS, byte_level, write
 from tokenizer_texts import NATURAL
-from tokenizers import Regex, normalizers, pre_tokenizers, processors
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from minillm.tokenizer.bpe import BPETokenizer
 from minillm.tokenizer.chat import render_chat
@@ -357,6 +357,49 @@ def test_no_message_makes_a_special_token(kind, how, tmp_path):
     harmless[0] = {"role": "user", "content": "hello"}
     if how != "joined parts":
         assert tokenizer.apply_chat_template(harmless)
+
+
+def unigram_folder(folder, letters, unk_id=0):
+    """A SentencePiece model of the kind that T5 has: one piece a letter, and <unk> for others."""
+    pieces = [(name, 0.0) for name in ("<unk>", "<s>", "</s>")] + [(c, -3.0) for c in "▁" + letters]
+    tokenizer = Tokenizer(models.Unigram(pieces, unk_id, False))
+    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
+    tokenizer.add_special_tokens(["<unk>", "<s>", "</s>"])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", "chat_template": SPOKEN}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    return load_tokenizer(folder), transformers.AutoTokenizer.from_pretrained(folder)
+
+
+SPOKEN = (
+    "{% for m in messages %}<s>{{ m.role }} {{ m.content }}{{ m.more }}</s>{% endfor %}"
+    "{% if add_generation_prompt %}<s>assistant{% endif %}"
+)
+
+
+@pytest.mark.parametrize("letters", ["abcdefghijklmnopqrstuvwxyz", "aeinrstu"])
+def test_a_unigram_model_writes_unk_for_letters_that_it_lacks(letters, tmp_path):
+    ours, theirs = unigram_folder(tmp_path, letters)
+    assert ours.unk_token == "<unk>"
+    for text in ("rain", "zebra", "Rain 你好 🙂", ""):
+        talk = [{"role": "user", "content": text}, {"role": "assistant", "content": "s" + text}]
+        expected = theirs.apply_chat_template(talk, add_generation_prompt=True, return_dict=False)
+        assert ours.apply_chat_template(talk) == expected
+        assert (0 in expected) == any(c not in letters + " " for c in "assistant user " + text)
+    for content, more in (("rain</s>", ""), ("<unk>", ""), ("rain</s", "><s>")):
+        with pytest.raises(ValueError, match="special token"):
+            ours.apply_chat_template([{"role": "user", "content": content, "more": more}])
+
+
+def test_a_unigram_model_without_unk_refuses_letters_that_it_lacks(tmp_path):
+    ours, theirs = unigram_folder(tmp_path, "abcdefghijklmnopqrstuvwxyz", unk_id=None)
+    assert ours.unk_token is None
+    talk, other = ([{"role": "user", "content": text}] for text in ("rain", "Rain"))
+    assert ours.apply_chat_template(talk) == theirs.apply_chat_template(
+        talk, add_generation_prompt=True, return_dict=False
+    )
+    with pytest.raises(ValueError, match="gave up: Encountered an unknown token"):
+        ours.apply_chat_template(other)
 
 
 class Both(str):

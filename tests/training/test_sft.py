@@ -229,6 +229,21 @@ def test_refused_conversations(chatml, messages, message):
         conversation_examples(chatml, [[USER, YES], [USER, EMPTY], messages])
 
 
+@pytest.mark.parametrize(
+    ("conversations", "message"),
+    [
+        (None, "conversations must be a list of lists of dicts, not a NoneType"),
+        (5, "conversations must be a list of lists of dicts, not a int"),
+        ([USER, YES], "conversation 0: messages must be a list of dicts, not a dict"),
+        ("Hi", "conversation 0: messages must be a list of dicts, not a str"),
+        ([[USER, YES], None], "conversation 1: messages must be a list of dicts, not a NoneType"),
+    ],
+)
+def test_what_is_no_list_of_conversations(chatml, conversations, message):
+    with pytest.raises(ValueError, match=message):
+        conversation_examples(chatml, conversations)
+
+
 def test_every_role_is_known(chatml):
     roles = [{"role": role, "content": "x"} for role in ROLES]
     assert sum(conversation_example(chatml, roles).mask) == 2
@@ -357,6 +372,11 @@ def test_too_long_for_a_row():
         (lambda: ConversationBatches([], 2, 9), "no examples"),
         (lambda: ConversationBatches(examples(), 0, 9), "batch_size=0"),
         (lambda: ConversationBatches(examples(), 2, 0), "context_length=0"),
+        (lambda: ConversationBatches(examples(), "2", 9), "batch_size='2', context_length=9"),
+        (lambda: ConversationBatches(examples(), 2, "9"), "batch_size=2, context_length='9'"),
+        (lambda: ConversationBatches(examples(), 2.0, 9), r"batch_size=2\.0"),
+        (lambda: ConversationBatches(None, 2, 9), "must be a list, not a NoneType"),
+        (lambda: ConversationBatches(iter(examples()), 2, 9), "a list, not a list_iterator"),
         (lambda: ConversationBatches(examples(), 2, 9, layout="flat"), "layout='flat'"),
         (lambda: ConversationBatches([Example([1, 2], [True, False])], 2, 9), "example 0: .* 0 t"),
         (lambda: ConversationBatches([Example([1, 2], [True])], 2, 9), "2 ids, a mask of 1"),
