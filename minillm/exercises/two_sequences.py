@@ -167,7 +167,10 @@ def _loss_of_pairs(answer: Callable[[EncoderDecoder, Tensor, Tensor, int], Any])
             continue
         copied = model(source, target, attention_mask=mask)
         for wrong, why in (
-            (_loss(logits[:, :-1], target[:, 1:], pad), "as it was given: the start token is asked for the second token"),
+            (
+                _loss(logits[:, :-1], target[:, 1:], pad),
+                "as it was given: the start is asked for the second token",
+            ),
             (_loss(copied, target, pad), "a leak: each position is fed what it is asked for"),
             (
                 _loss(logits[:, 1:], target[:, :-1], pad),
