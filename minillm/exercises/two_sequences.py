@@ -1,4 +1,4 @@
-"""Graders of 15: the mask of cross-attention, the two caches, a prefix mask, T5's attention."""
+"""Graders of 15: masks of cross-attention and of a prefix, the two caches, T5, a wrong loss."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from minillm.exercises import check_numbers, exercise
+from minillm.nn.seq2seq import EncoderDecoder, Seq2SeqConfig, shift_right
 
 
 def _shape(x: Any) -> str:
@@ -141,3 +143,52 @@ def _t5(answer: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Any]) -> str 
 
 def _close(a: Tensor, b: Tensor) -> bool:
     return torch.allclose(a, b, atol=1e-4, rtol=1e-4)
+
+
+@exercise(
+    "15.5",
+    "which token is asked for where the start token is fed?",
+    "the shift is done once: in the input, or by an offset of input and labels, and not in both",
+)
+def _loss_of_pairs(answer: Callable[[EncoderDecoder, Tensor, Tensor, int], Any]) -> str | None:
+    for pad, start in ((0, 1), (11, 3)):
+        sizes = {"d_model": 8, "encoder_layers": 1, "decoder_layers": 1, "init_std": 0.5}
+        ids = {"pad_token_id": pad, "decoder_start_token_id": start}
+        model = EncoderDecoder(Seq2SeqConfig(12, **sizes, **ids)).eval()  # type: ignore[arg-type]
+        source = torch.tensor([[4, 5, 6, 7], [8, 9, pad, pad], [5, 5, 8, pad]])
+        target = torch.tensor([[9, 4, 10, 7, 2], [6, 8, 2, pad, pad], [7, 2, pad, pad, pad]])
+        mask, fed = (source != pad).long(), shift_right(target, model.config)
+        logits = model(source, fed, attention_mask=mask)
+        wanted = _loss(logits, target, pad)
+        got = answer(model, source.clone(), target.clone(), pad)
+        if not isinstance(got, Tensor) or got.shape != ():
+            return f"return one number as a tensor, the mean, not {_shape(got)}"
+        if _close(got, wanted):
+            continue
+        copied = model(source, target, attention_mask=mask)
+        for wrong, why in (
+            (
+                _loss(logits[:, :-1], target[:, 1:], pad),
+                "as it was given: the start is asked for the second token",
+            ),
+            (_loss(copied, target, pad), "a leak: each position is fed what it is asked for"),
+            (
+                _loss(logits[:, 1:], target[:, :-1], pad),
+                "each position is asked for what it is fed",
+            ),
+            (_loss(copied[:, :-1], target[:, 1:], pad), "the start token is never fed"),
+            (
+                _loss(logits[:, :-1], target[:, :-1], pad),
+                "the longest target's end is asked for nowhere",
+            ),
+            (_loss(logits, target, -100), "padding of the target is counted"),
+            (_loss(model(source, fed), target, pad), "the padding of the source is read"),
+        ):
+            if _close(got, wrong):
+                return why
+        return f"the loss should be {wanted:.4f}, not {got:.4f}"
+    return None
+
+
+def _loss(logits: Tensor, labels: Tensor, ignored: int) -> Tensor:
+    return F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=ignored)

@@ -29,8 +29,8 @@ def check_prompt(
     if input_ids.dim() != 2 or not input_ids.numel():
         shape = tuple(input_ids.shape)
         raise ValueError(f"a prompt is (B, T) ids, at least one a row, not {shape}")
-    if max_new_tokens < 0:
-        raise ValueError(f"max_new_tokens must not be negative: {max_new_tokens}")
+    if not isinstance(max_new_tokens, int) or max_new_tokens < 0:
+        raise ValueError(f"max_new_tokens must be an integer, 0 or more, not {max_new_tokens!r}")
     if attention_mask is not None and attention_mask.shape != input_ids.shape:
         shapes = f"{tuple(attention_mask.shape)} and {tuple(input_ids.shape)}"
         raise ValueError(f"attention_mask and input_ids differ in shape: {shapes}")

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from minillm.cache.base import KVCache, make_cache
-from minillm.generation.decoding import FROM_CONFIG, generate
+from minillm.generation.decoding import FROM_CONFIG, check_prompt, generate
 from minillm.generation.sampling import GREEDY, end_ids
 from minillm.model import product_dtype
 from minillm.nn.attention import attention, build_mask
@@ -274,6 +274,12 @@ def sinusoids(num_positions: int, size: int) -> Tensor:
     return torch.cat([angles.sin(), angles[:, : size // 2].cos()], dim=1).float()
 
 
+def _check_tensor(name: str, x: object) -> None:
+    """Raises: ValueError for a list, an array or whatever else is no tensor."""
+    if not isinstance(x, Tensor):
+        raise ValueError(f"{name} must be a tensor, not a {type(x).__name__}: {x!r:.60}")
+
+
 class Stack(nn.Module):
     """The encoder or the decoder: embeddings of tokens and positions, and layers above them."""
 
@@ -299,12 +305,15 @@ class Stack(nn.Module):
 
     def check(self, name: str, ids: Tensor, mask: Tensor | None, past: int = 0) -> None:
         """Raises: ValueError for ids or a mask that do not fit; numbers are looked at on a CPU."""
+        _check_tensor(name, ids)
         if ids.ndim != 2 or not ids.numel() or ids.dtype not in (torch.int64, torch.int32):
             shape = f"{ids.dtype} {tuple(ids.shape)}"
             raise ValueError(f"{name} must be int64 or int32 (B, T), at least one id, not {shape}")
         length = past + ids.shape[1]
         if length > self.num_positions:
             raise ValueError(f"{name} reach {length} positions, there are {self.num_positions}")
+        if mask is not None:
+            _check_tensor(f"the mask of {name}", mask)
         if mask is not None and mask.shape != (len(ids), length):
             wanted = (len(ids), length)
             raise ValueError(f"the mask of {name} is {tuple(mask.shape)}, it should be {wanted}")
@@ -337,6 +346,7 @@ def shift_right(labels: Tensor, config: Seq2SeqConfig) -> Tensor:
     Shape: (B, T) -> (B, T)
     Raises: ValueError for labels of another shape; if the config has no start token or no padding.
     """
+    _check_tensor("labels", labels)
     if labels.ndim != 2 or not labels.shape[1]:
         raise ValueError(f"labels must be (B, T), at least one each, not {tuple(labels.shape)}")
     start, pad = config.decoder_start_token_id, config.pad_token_id
@@ -425,8 +435,9 @@ class EncoderDecoder(nn.Module):
         Shape: (B, T) ids, (B, past + T) mask -> (B, T or logits_to_keep, V).
         Raises: ValueError as `encode`; if target and memory have different numbers of rows.
         """
-        past, T = 0 if cache is None else cache.length, input_ids.shape[-1]
+        past = 0 if cache is None else cache.length
         self.decoder.check("decoder_input_ids", input_ids, attention_mask, past)
+        T = input_ids.shape[1]
         rows = len(memory.keys_values[0][0])
         if len(input_ids) != rows:
             raise ValueError(f"{len(input_ids)} targets for a memory of {rows} sources")
@@ -515,11 +526,12 @@ class EncoderDecoder(nn.Module):
             raise ValueError("compile=True is for CausalLM: an EncoderDecoder is not compiled")
         if c.decoder_start_token_id is None:
             raise ValueError("decoder_start_token_id is None: a target has nothing to begin with")
-        start, rows = c.decoder_start_token_id, len(input_ids)
-        begun = decoder_input_ids
+        self.encoder.check("input_ids", input_ids, attention_mask)
+        start, begun = c.decoder_start_token_id, decoder_input_ids
         if begun is None:
-            begun = input_ids.new_full((rows, 1), start)
+            begun = input_ids.new_full((len(input_ids), 1), start)
         self.decoder.check("decoder_input_ids", begun, decoder_attention_mask)
+        check_prompt(begun, decoder_attention_mask, max_new_tokens, c.target_vocab_size)
         first = torch.zeros_like(begun[:, 0])
         if decoder_attention_mask is not None:
             first = decoder_attention_mask.long().argmax(1)

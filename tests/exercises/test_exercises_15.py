@@ -1,6 +1,9 @@
 """The graders of 15 accept right answers and say what is wrong with wrong ones."""
 
 import torch
+import torch.nn.functional as F
+
+from minillm.nn.seq2seq import shift_right
 
 HELD = {
     "keys in a layer's memory after 1 target token, 20 source tokens": 20,
@@ -60,7 +63,28 @@ def one_head(q, k, v, table, buckets):
     return (q @ k.mT + table[buckets][..., 0]).softmax(-1) @ v
 
 
-RIGHT = {"15.1": cross_mask, "15.2": HELD, "15.3": prefix_mask, "15.4": t5}
+def loss(model, source, target, pad, *, fed=None, first=None, last=None, begin=0, ignored=None):
+    mask = (source != pad).long()
+    fed = shift_right(target, model.config) if fed is None else fed
+    logits = model(source, fed, attention_mask=mask)[:, begin:first]
+    counted = pad if ignored is None else ignored
+    return F.cross_entropy(logits.mT, target[:, last:][:, : logits.shape[1]], ignore_index=counted)
+
+
+def by_hand(model, source, target, pad):
+    """Encode and decode apart, the start put in front, probabilities picked one by one."""
+    memory = model.encode(source, attention_mask=(source != pad).long())
+    start = torch.full((len(target), 1), model.config.decoder_start_token_id)
+    probs = model.decode(torch.cat([start, target], dim=1), memory)[:, :-1].log_softmax(-1)
+    return -probs.gather(-1, target[..., None])[..., 0][target != pad].mean()
+
+
+def source_unmasked(model, source, target, pad):
+    logits = model(source, shift_right(target, model.config))
+    return F.cross_entropy(logits.mT, target, ignore_index=pad)
+
+
+RIGHT = {"15.1": cross_mask, "15.2": HELD, "15.3": prefix_mask, "15.4": t5, "15.5": by_hand}
 WRONG = [
     ("15.1", lambda ids, pad: ~cross_mask(ids, pad), "turned round"),
     ("15.1", lambda ids, pad: (ids != pad)[:, None, :, None], "does not broadcast"),
@@ -89,4 +113,13 @@ WRONG = [
     ("15.4", lambda *a: t5(*a, bias=0.0, after=1.0), "before the softmax"),
     ("15.4", one_head, "for H = 3"),
     ("15.4", lambda *a: t5(*a)[:, 0], "return (2, 3, 4, 8)"),
+    ("15.5", lambda *a: loss(*a, first=-1, last=1), "as it was given"),
+    ("15.5", lambda *a: loss(*a, fed=a[2]), "a leak"),
+    ("15.5", lambda *a: loss(*a, begin=1), "asked for what it is fed"),
+    ("15.5", lambda *a: loss(*a, fed=a[2], first=-1, last=1), "the start token is never fed"),
+    ("15.5", lambda *a: loss(*a, first=-1), "asked for nowhere"),
+    ("15.5", lambda *a: loss(*a, ignored=-100), "padding of the target is counted"),
+    ("15.5", source_unmasked, "the padding of the source is read"),
+    ("15.5", lambda *a: 2 * loss(*a), "the loss should be"),
+    ("15.5", lambda *a: loss(*a).item(), "return one number as a tensor"),
 ]
