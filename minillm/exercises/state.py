@@ -153,7 +153,8 @@ def _memory_bytes(answer: Callable[[ModelConfig, int], Any]) -> str | None:
                 return f"{case}: B and C go through the convolution too"
             if wanted - got == 4 * count * s.expand * config.hidden_size * s.state_size:
                 return f"{case}: the window is counted, the state is missing"
-            if wanted - got == 4 * count * (s.conv_kernel - 1) * 2 * (s.n_groups - 1) * s.state_size:
+            others = (s.n_groups - 1) * s.state_size
+            if wanted - got == 4 * count * (s.conv_kernel - 1) * 2 * others:
                 return f"{case}: each of the groups has a B and a C of its own"
             return f"{case}: {got:,.0f} is not {wanted:,}"
     return None
