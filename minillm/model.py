@@ -62,16 +62,6 @@ def _make_attention(c: ModelConfig) -> nn.Module:
     )
 
 
-def _make_mamba(c: ModelConfig) -> nn.Module:
-    """A memory of fixed size in the place of attention, of the family's kind."""
-    from minillm.nn.mamba import Mamba2Mixer, MambaMixer
-
-    if c.family.state == "mamba":
-        return MambaMixer(c.hidden_size, c.state, activation=c.hidden_act)
-    eps = c.rms_norm_eps
-    return Mamba2Mixer(c.hidden_size, c.state, activation=c.hidden_act, norm_eps=eps)
-
-
 def _make_mlp(c: ModelConfig, layer: int) -> nn.Module:
     """The layer's feed-forward block: one for all tokens, or experts of which each uses a few."""
     if c.is_sparse(layer):
@@ -97,8 +87,7 @@ def _make_mlp(c: ModelConfig, layer: int) -> nn.Module:
 class DecoderLayer(nn.Module):
     """Attention, then the feed-forward block, each on a normalised copy and added back (pre-norm).
 
-    Falcon computes both side by side, from one normalised copy or from one each. Where the config
-    says so a memory of fixed size takes attention's place; Mamba's layers are that alone.
+    Falcon computes both side by side, from one normalised copy or from one each.
     Shape: (B, T, C) -> (B, T, C).
     """
 
@@ -107,15 +96,10 @@ class DecoderLayer(nn.Module):
         c = config
         self.parallel_residual = c.parallel_attn
         self.input_layernorm = _make_norm(c)
-        self.has_state = c.has_state(layer)
-        if self.has_state:
-            self.mamba = _make_mamba(c)
-        else:
-            self.self_attn = _make_attention(c)
-        has_mlp = c.intermediate_size is not None
+        self.self_attn = _make_attention(c)
         shared_norm = self.parallel_residual and c.num_ln_in_parallel_attn != 2
-        self.post_attention_layernorm = _make_norm(c) if has_mlp and not shared_norm else None
-        self.mlp = _make_mlp(c, layer) if has_mlp else None
+        self.post_attention_layernorm = None if shared_norm else _make_norm(c)
+        self.mlp = _make_mlp(c, layer)
 
     def forward(
         self,
@@ -127,13 +111,27 @@ class DecoderLayer(nn.Module):
         cache: SupportsUpdate | None = None,
     ) -> Tensor:
         normed = self.input_layernorm(x)
-        read = self.mamba if self.has_state else self.self_attn
-        y = x + read(normed, rope=rope, mask=mask, is_causal=is_causal, cache=cache)
-        if self.mlp is None:
-            return y
+        y = x + self.self_attn(normed, rope=rope, mask=mask, is_causal=is_causal, cache=cache)
         if self.post_attention_layernorm is not None:
             normed = self.post_attention_layernorm(x if self.parallel_residual else y)
         return y + self.mlp(normed)
+
+
+def _make_layer(c: ModelConfig, layer: int) -> nn.Module:
+    """The stack's layer of that number: one that attends, or one that keeps a state."""
+    if not c.has_state(layer):
+        return DecoderLayer(c, layer)
+    from minillm.nn.mamba import Mamba2Mixer, MambaLayer, MambaMixer
+
+    mixer: MambaMixer | Mamba2Mixer
+    if c.family.state == "mamba":
+        mixer = MambaMixer(c.hidden_size, c.state, activation=c.hidden_act)
+    else:
+        eps = c.rms_norm_eps
+        mixer = Mamba2Mixer(c.hidden_size, c.state, activation=c.hidden_act, norm_eps=eps)
+    mlp = None if c.intermediate_size is None else _make_mlp(c, layer)
+    in_fp32 = c.state.residual_in_fp32
+    return MambaLayer(mixer, mlp, norm=partial(_make_norm, c), residual_in_fp32=in_fp32)
 
 
 class Decoder(nn.Module):
@@ -145,7 +143,7 @@ class Decoder(nn.Module):
         self.embed_tokens = nn.Embedding(c.vocab_size, c.hidden_size)
         if c.family.learned_positions:
             self.embed_positions = nn.Embedding(c.max_position_embeddings, c.hidden_size)
-        self.layers = nn.ModuleList(DecoderLayer(c, i) for i in range(c.num_hidden_layers))
+        self.layers = nn.ModuleList(_make_layer(c, i) for i in range(c.num_hidden_layers))
         self.norm = _make_norm(c)
         self.rotary = self.make_rotary() if c.family.rotary else None
 
@@ -200,13 +198,11 @@ class Decoder(nn.Module):
 
         Shape: (B, T, C) -> (B, T, C), the others as in `forward`.
         """
-        state = self.config.state
-        if state is not None and state.residual_in_fp32:
-            x = x.to(torch.promote_types(x.dtype, torch.float32))
-        real = None if state is None or mask is None else position_ids >= 0  # what a state takes in
         for i, layer in enumerate(self.layers):
             layer_cache = None if cache is None else cache[i]
-            seen = real if self.config.has_state(i) else mask
+            seen = mask
+            if mask is not None and self.config.has_state(i):
+                seen = position_ids >= 0  # which positions are no padding: all that a state asks
             x = layer(x, rope=rope, mask=seen, is_causal=is_causal, cache=layer_cache)
         return self.norm(x).to(self.norm.weight.dtype)
 
@@ -352,8 +348,8 @@ class CausalLM(nn.Module):
             elif name.endswith("_proj.bias"):
                 weight.zero_()
         blocks: Any = self.model.layers
-        for layer in blocks:
-            if layer.has_state:  # its decays and time steps have sizes of their own
+        for i, layer in enumerate(blocks):
+            if self.config.has_state(i):  # its decays and time steps have sizes of their own
                 layer.mamba.draw(generator)
         if not self.config.tie_word_embeddings:
             self.lm_head.weight.normal_(0.0, std, generator=generator)

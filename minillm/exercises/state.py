@@ -81,6 +81,13 @@ def _weights_of(answer: Callable[[list[float], list[float], Rows, Rows], Any]) -
             if _same(got, _weights(dt, a, B, C, **mistake)):
                 return f"{case}: {message}"
         return f"{case}: row {T - 1} is {list(got[T - 1])}, and the recurrence says otherwise"
+    dt, a, B = [1.0] * 4, [-400.0, -400.0, -0.5, -0.5], [[1.0]] * 4
+    try:
+        fits = _same(answer(list(dt), list(a), list(B), list(B)), _weights(dt, a, B, B))
+    except (ZeroDivisionError, OverflowError):
+        fits = False
+    if not fits:
+        return f"a = {a}: exp({sum(a):.0f}) is 0, and no quotient brings back what was after it"
     return None
 
 
@@ -146,6 +153,9 @@ def _memory_bytes(answer: Callable[[ModelConfig, int], Any]) -> str | None:
                 return f"{case}: B and C go through the convolution too"
             if wanted - got == 4 * count * s.expand * config.hidden_size * s.state_size:
                 return f"{case}: the window is counted, the state is missing"
+            others = (s.n_groups - 1) * s.state_size
+            if wanted - got == 4 * count * (s.conv_kernel - 1) * 2 * others:
+                return f"{case}: each of the groups has a B and a C of its own"
             return f"{case}: {got:,.0f} is not {wanted:,}"
     return None
 

@@ -24,6 +24,7 @@ from minillm.nn.multihead import check_input
 __all__ = [
     "GatedRMSNorm",
     "Mamba2Mixer",
+    "MambaLayer",
     "MambaMixer",
     "StateLayer",
     "StateSizes",
@@ -379,13 +380,7 @@ class Mamba2Mixer(nn.Module):
         return StateLayer(batch_size, window, (self.num_heads, D, self.state_size), **options)
 
     def forward(
-        self,
-        x: Tensor,
-        *,
-        rope: Any = None,
-        mask: Tensor | None = None,
-        is_causal: bool = True,
-        cache: StateLayer | None = None,
+        self, x: Tensor, *, mask: Tensor | None = None, cache: StateLayer | None = None
     ) -> Tensor:
         """As `MambaMixer.forward`."""
         check_input(x, self.hidden_size)
@@ -473,15 +468,9 @@ class MambaMixer(nn.Module):
         return StateLayer(batch_size, (width - 1, E), (E, self.state_size), **options)
 
     def forward(
-        self,
-        x: Tensor,
-        *,
-        rope: Any = None,
-        mask: Tensor | None = None,
-        is_causal: bool = True,
-        cache: StateLayer | None = None,
+        self, x: Tensor, *, mask: Tensor | None = None, cache: StateLayer | None = None
     ) -> Tensor:
-        """`rope` and `is_causal` are for attention in this place: a state knows the order."""
+        """Once over x; with a cache, after all that it holds."""
         check_input(x, self.hidden_size)
         T = x.shape[1]
         window, state = (None, None) if cache is None else cache.read(T, len(x))
@@ -499,6 +488,46 @@ class MambaMixer(nn.Module):
         if cache is not None:
             cache.write(window, state, T)
         return self.out_proj(y.to(gate.dtype))
+
+
+class MambaLayer(nn.Module):
+    """A mixer, then a feed-forward block if there is one, each on a normalised copy and added back.
+
+    It stands where a `DecoderLayer` may: `rope` and `is_causal` say the order to attention, and a
+    state knows it. With `residual_in_fp32` a 16-bit model adds up in float32.
+
+    Shape: x (B, T, C), mask (B, T) bool, False at padding -> (B, T, C)
+    """
+
+    def __init__(
+        self,
+        mixer: MambaMixer | Mamba2Mixer,
+        mlp: nn.Module | None = None,
+        *,
+        norm: Callable[[], nn.Module],
+        residual_in_fp32: bool = False,
+    ) -> None:
+        super().__init__()
+        self.residual_in_fp32 = residual_in_fp32
+        self.input_layernorm, self.mamba = norm(), mixer
+        self.post_attention_layernorm = None if mlp is None else norm()
+        self.mlp = mlp
+
+    def forward(
+        self,
+        x: Tensor,
+        *,
+        rope: Any = None,
+        mask: Tensor | None = None,
+        is_causal: bool = True,
+        cache: StateLayer | None = None,
+    ) -> Tensor:
+        if self.residual_in_fp32:
+            x = _wide(x)[0]
+        x = x + self.mamba(self.input_layernorm(x), mask=mask, cache=cache)
+        if self.mlp is None or self.post_attention_layernorm is None:
+            return x
+        return x + self.mlp(self.post_attention_layernorm(x))
 
 
 def make_state_cache(model: Any, kind: str, shape: Mapping[str, Any]) -> KVCache:

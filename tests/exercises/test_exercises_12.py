@@ -22,6 +22,12 @@ def outputs_steps(dt, a, B, C):
     return [[w * dt[t] for w in row] for t, row in enumerate(rows)]
 
 
+def divided(dt, a, B, C):
+    left = [math.exp(sum(a[: t + 1])) for t in range(len(a))]
+    rows = weights_of(dt, [0.0] * len(a), B, C)
+    return [[w * left[t] / left[s] for s, w in enumerate(row)] for t, row in enumerate(rows)]
+
+
 def memory_bytes(c, length, *, window=-1, channels=None, bytes_each=4):
     total = 0
     for i in range(c.num_hidden_layers):
@@ -39,6 +45,11 @@ def states_of(c):
     return 4 * layers * c.state.expand * c.hidden_size * c.state.state_size
 
 
+def other_groups(c):
+    s, layers = c.state, sum(map(c.has_state, range(c.num_hidden_layers)))
+    return 4 * layers * (s.conv_kernel - 1) * 2 * (s.n_groups - 1) * s.state_size
+
+
 def copier(marks, *, A=-20.0, other=0.0, mark=1.0):
     return [mark if m else other for m in marks], A
 
@@ -53,6 +64,7 @@ WRONG = [
     ("12.1", lambda *a: weights_of(*a, shift=99), "fades on its way"),
     ("12.1", lambda *a: outputs_steps(*a), "the step is the input's"),
     ("12.1", lambda dt, *_: [0.0] * len(dt), "return 1 rows of 1 numbers"),
+    ("12.1", divided, "no quotient brings back"),
     (
         "12.1",
         lambda *a: [list(row) for row in zip(*weights_of(*a), strict=True)],
@@ -62,6 +74,7 @@ WRONG = [
     ("12.2", lambda c, n: memory_bytes(c, n, window=0), "the newest input"),
     ("12.2", lambda c, n: memory_bytes(c, 1), "bamba, 3 layers"),
     ("12.2", lambda c, n: memory_bytes(c, n, channels="x"), "B and C go through"),
+    ("12.2", lambda c, n: memory_bytes(c, n) - other_groups(c), "each of the groups"),
     (
         "12.2",
         lambda c, n: memory_bytes(c, n, window=-c.state.conv_kernel if c.state else 0),

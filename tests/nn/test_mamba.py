@@ -8,12 +8,15 @@ import torch.nn.functional as F
 import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from transformers.models.mamba.modeling_mamba import MambaBlock
 from transformers.models.mamba2.modeling_mamba2 import mamba2_chunk_scan, segment_sum
 
 from minillm.cache.base import KVCache
+from minillm.nn.layers import RMSNorm
 from minillm.nn.mamba import (
     GatedRMSNorm,
     Mamba2Mixer,
+    MambaLayer,
     MambaMixer,
     StateLayer,
     StateSizes,
@@ -349,3 +352,21 @@ def test_mixers_refuse_what_they_cannot_compute():
     m, x = mixer("mamba")
     with pytest.raises(ValueError, match=r"x has shape \(3, 11, 15\), expected \(B, T, 16\)"):
         m(x[..., :15])
+
+
+@pytest.mark.parametrize("wide", [True, False])
+def test_a_16_bit_layer_adds_up_in_float32_if_told(wide):
+    config = transformers.MambaConfig(hidden_size=24, state_size=5, residual_in_fp32=wide)
+    theirs = MambaBlock(config, 0)
+    layer = MambaLayer(
+        MambaMixer(24, StateSizes(5)), norm=lambda: RMSNorm(24, eps=1e-5), residual_in_fp32=wide
+    )
+    with torch.no_grad():
+        layer.mamba.out_proj.weight.mul_(20)  # or the sum is nearly x
+    theirs.mixer.load_state_dict(layer.mamba.state_dict())
+    x = torch.randn(2, 9, 24, generator=torch.Generator().manual_seed(0)).bfloat16()
+    with torch.no_grad():
+        wanted, found = theirs.bfloat16()(x), layer.bfloat16()(x)
+    assert found.dtype == wanted.dtype == (torch.float32 if wide else torch.bfloat16)
+    torch.testing.assert_close(found, wanted, atol=0.02, rtol=0.01)
+    assert (found - x).abs().max() > 1
