@@ -219,8 +219,8 @@ class Decoder(nn.Module):
         Raises: ValueError for shapes that do not fit, before any work is done.
         """
         past = 0 if cache is None else cache.length
-        T, device = input_ids.shape[-1], input_ids.device
         _check_inputs(input_ids, attention_mask, position_ids, past)
+        T, device = input_ids.shape[-1], input_ids.device
         slots = torch.arange(past, past + T, device=device)
         keys = slots if cache is None else cache.key_positions(T)
         if position_ids is None:
@@ -256,6 +256,9 @@ def _check_inputs(
     input_ids: Tensor, attention_mask: Tensor | None, position_ids: Tensor | None, past: int
 ) -> None:
     """Raises: ValueError for shapes that do not fit, before any work is done."""
+    for x in (input_ids, attention_mask, position_ids):
+        if x is not None and not isinstance(x, Tensor):
+            raise ValueError(f"ids, mask and positions must be tensors, not {x!r:.60}")
     shape = tuple(input_ids.shape)
     whole = input_ids.dtype in (torch.int64, torch.int32)
     if input_ids.dim() != 2 or not input_ids.numel() or not whole:

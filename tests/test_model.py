@@ -189,6 +189,17 @@ def test_ids_outside_the_vocabulary_are_named_and_leave_the_cache_alone(wrong, m
     assert cache.length == 9 and all(cache[i].length == 9 for i in range(2))
 
 
+def test_what_is_no_tensor_is_named():
+    m, a = model(), ids()
+    for inputs in (
+        {"input_ids": [[1, 2]]},
+        {"input_ids": a, "attention_mask": [[1] * 9] * 2},
+        {"input_ids": a, "position_ids": list(range(9))},
+    ):
+        with pytest.raises(ValueError, match=r"must be tensors, not \[.*\d"):
+            m(**inputs)
+
+
 def test_padding_does_not_count_among_learned_positions():
     m = model(model_type="gpt2", max_position_embeddings=8)
     mask = torch.ones(2, 9, dtype=torch.long)

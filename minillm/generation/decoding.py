@@ -26,6 +26,9 @@ def check_prompt(
     input_ids: Tensor, attention_mask: Tensor | None, max_new_tokens: int, vocab_size: int
 ) -> None:
     """Raises: ValueError for unknown ids, or a prompt that has no right end to continue at."""
+    for x in (input_ids, attention_mask):
+        if x is not None and not isinstance(x, Tensor):
+            raise ValueError(f"a prompt and its mask must be tensors, not {x!r:.60}")
     if input_ids.dim() != 2 or not input_ids.numel():
         shape = tuple(input_ids.shape)
         raise ValueError(f"a prompt is (B, T) ids, at least one a row, not {shape}")

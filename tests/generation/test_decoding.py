@@ -229,6 +229,7 @@ def test_nothing_to_generate():
         (lambda m, x: generate(m, x, max_new_tokens=1, stop=[[3, 300]]), r"ids \[300\], but"),
         (lambda m, x: generate(m, x, max_new_tokens=1, min_new_tokens=-5), "negative: -5"),
         (lambda m, x: generate(m, x, max_new_tokens=2.0), r"max_new_tokens .* not 2\.0"),
+        (lambda m, x: generate(m, x.tolist(), max_new_tokens=2), r"must be tensors, not \[\["),
         (lambda m, x: generate(m, x, max_new_tokens="2"), "max_new_tokens .* not '2'"),
         (lambda m, x: generate(m, x, max_new_tokens=None), "max_new_tokens .* not None"),
         (
