@@ -86,7 +86,7 @@ LLAVAS = {
     "siglip-head": ("siglip", {}, LlamaConfig, {"attention_bias": True}, {
         "vision_feature_layer": 1, "vision_feature_select_strategy": "full"}),
     "clip-mistral": ("clip", {}, MistralConfig, {"sliding_window": 7}, {
-        "vision_feature_layer": 0, "projector_hidden_act": "relu"}),
+        "vision_feature_layer": 1, "projector_hidden_act": "relu"}),
     "vit-llama": ("vit", {"image_size": [16, 32]}, LlamaConfig, {}, {"vision_feature_layer": -1}),
 }  # fmt: skip
 PLACEHOLDER = 5

@@ -301,7 +301,7 @@ class PictureLM(nn.Module):
             features = self.picture_features(pixels)
         x = decoder.embed(input_ids, positions)
         x = put_pictures(x, input_ids, self.config.image_token_index, features)
-        rope = decoder.rotary(positions)
+        rope = None if decoder.rotary is None else decoder.rotary(positions)
         x = decoder.transform(x, rope, positions, mask, is_causal, cache)  # (B, T, C)
         return self.language_model.lm_head(x[:, -logits_to_keep:])
 
@@ -315,7 +315,8 @@ class PictureLM(nn.Module):
         Shape: (B, T) -> (B, T + new)
         """
         features = None if pixels is None else self.picture_features(pixels)
-        return generate(Beholder(self, features), input_ids, **options)
+        reader: Any = Beholder(self, features)
+        return generate(reader, input_ids, **options)
 
     @classmethod
     def from_pretrained(cls, name: str | os.PathLike[str], **options: Any) -> "PictureLM":

@@ -3,9 +3,9 @@
 import pytest
 import torch
 from torch.nn import functional as F
+from vision_checkpoints import TOWERS, make_tower, pictures_for, save
 
 from minillm.nn.vision import VisionConfig, VisionTransformer, cut_patches
-from tests.vision_checkpoints import TOWERS, make_tower, pictures_for, save
 
 
 @pytest.fixture(scope="module", params=TOWERS)
