@@ -18,7 +18,7 @@ from minillm.nn.attention import attention
 from minillm.nn.layers import ACTIVATIONS, MLP, LayerNorm
 from minillm.nn.multihead import MultiHeadAttention, merge_heads, split_heads
 
-__all__ = ["VisionConfig", "VisionLayer", "VisionTransformer", "cut_patches"]
+__all__ = ["AttentionPool", "VisionConfig", "VisionLayer", "VisionTransformer", "cut_patches"]
 
 
 def cut_patches(pixels: Tensor, patch_size: int | tuple[int, int]) -> Tensor:
@@ -93,7 +93,7 @@ class VisionConfig:
             heads = self.num_attention_heads
             raise ValueError(f"num_attention_heads={heads} do not divide {self.hidden_size=}")
         for name in (self.hidden_act, self.pooler_act):
-            if name not in POOLER_ACTIVATIONS:
+            if name not in _POOLER_ACTIVATIONS:
                 known = ", ".join(ACTIVATIONS)
                 raise ValueError(f"unknown activation {name!r}; known are {known}")
         if not self.qkv_bias and self.model_type != "vit":
@@ -133,8 +133,10 @@ class VisionConfig:
 
 
 _SIZES = ["num_channels", "hidden_size", "intermediate_size", "num_hidden_layers"]
+
 _SIZES += ["num_attention_heads", "pooler_output_size"]
-POOLER_ACTIVATIONS = {**ACTIVATIONS, "tanh": torch.tanh}
+
+_POOLER_ACTIVATIONS = {**ACTIVATIONS, "tanh": torch.tanh}
 
 
 class VisionLayer(nn.Module):
@@ -160,29 +162,6 @@ class VisionLayer(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.self_attn(self.layer_norm1(x))
         return x + self.mlp(self.layer_norm2(x))
-
-
-class AttentionPool(nn.Module):
-    """One vector of many: a learned query reads them all, and a feed-forward block follows.
-
-    Shape: (B, N, C) -> (B, C).
-    Source: Zhai et al. 2022, Scaling vision transformers, section 3.1 (MAP head); SigLIP's head.
-    """
-
-    def __init__(self, config: VisionConfig) -> None:
-        super().__init__()
-        c, C = config, config.hidden_size
-        self.probe = nn.Parameter(torch.randn(1, 1, C))
-        self.attention = MultiHeadAttention(C, c.num_attention_heads, bias=True, out_bias=True)
-        self.layernorm = LayerNorm(C, eps=c.layer_norm_eps)
-        self.mlp = MLP(C, c.intermediate_size, activation=c.hidden_act)
-
-    def forward(self, x: Tensor) -> Tensor:
-        a = self.attention
-        q = split_heads(a.q_proj(self.probe.expand(len(x), 1, -1)), a.num_heads)
-        k, v = (split_heads(proj(x), a.num_heads) for proj in (a.k_proj, a.v_proj))
-        read = a.o_proj(merge_heads(attention(q, k, v)))
-        return (read + self.mlp(self.layernorm(read)))[:, 0]
 
 
 class VisionTransformer(nn.Module):
@@ -267,7 +246,7 @@ class VisionTransformer(nn.Module):
         if self.head is None:
             raise ValueError(f"this {self.config.model_type} was made with vision_use_head=False")
         if self.config.model_type == "vit":
-            return POOLER_ACTIVATIONS[self.config.pooler_act](self.head(features[:, 0]))
+            return _POOLER_ACTIVATIONS[self.config.pooler_act](self.head(features[:, 0]))
         return self.head(features)
 
     @classmethod
@@ -282,3 +261,26 @@ class VisionTransformer(nn.Module):
         from minillm.pretrained.vision import save
 
         save(self, folder)
+
+
+class AttentionPool(nn.Module):
+    """One vector of many: a learned query reads them all, and a feed-forward block follows.
+
+    Shape: (B, N, C) -> (B, C).
+    Source: Zhai et al. 2022, Scaling vision transformers, section 3.1 (MAP head); SigLIP's head.
+    """
+
+    def __init__(self, config: VisionConfig) -> None:
+        super().__init__()
+        c, C = config, config.hidden_size
+        self.probe = nn.Parameter(torch.randn(1, 1, C))
+        self.attention = MultiHeadAttention(C, c.num_attention_heads, bias=True, out_bias=True)
+        self.layernorm = LayerNorm(C, eps=c.layer_norm_eps)
+        self.mlp = MLP(C, c.intermediate_size, activation=c.hidden_act)
+
+    def forward(self, x: Tensor) -> Tensor:
+        a = self.attention
+        q = split_heads(a.q_proj(self.probe.expand(len(x), 1, -1)), a.num_heads)
+        k, v = (split_heads(proj(x), a.num_heads) for proj in (a.k_proj, a.v_proj))
+        read = a.o_proj(merge_heads(attention(q, k, v)))
+        return (read + self.mlp(self.layernorm(read)))[:, 0]

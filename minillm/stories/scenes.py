@@ -21,6 +21,7 @@ COLORS = {
     "orange": (1.0, 0.5, 0.0),
     "white": (1.0, 1.0, 1.0),
 }
+
 # Seven rows of seven pixels, # is paint.
 GLYPHS = {
     "box": "####### #.....# #.....# #.....# #.....# #.....# #######",
@@ -36,7 +37,8 @@ GLYPHS = {
     "moon": "..###.. .##.... ##..... ##..... ##..... .##.... ..###..",
     "stairs": "#...... ##..... ###.... ####... #####.. ######. #######",
 }
-CELL, ROWS, COLUMNS = 8, 3, 4
+
+CELL, ROWS, COLUMNS = 8, 3, 4  # pixels a side, cells down and across
 
 
 @dataclass(frozen=True)
