@@ -164,6 +164,29 @@ class VisionLayer(nn.Module):
         return x + self.mlp(self.layer_norm2(x))
 
 
+class AttentionPool(nn.Module):
+    """One vector of many: a learned query reads them all, and a feed-forward block follows.
+
+    Shape: (B, N, C) -> (B, C).
+    Source: Zhai et al. 2022, Scaling vision transformers, section 3.1 (MAP head); SigLIP's head.
+    """
+
+    def __init__(self, config: VisionConfig) -> None:
+        super().__init__()
+        c, C = config, config.hidden_size
+        self.probe = nn.Parameter(torch.randn(1, 1, C))
+        self.attention = MultiHeadAttention(C, c.num_attention_heads, bias=True, out_bias=True)
+        self.layernorm = LayerNorm(C, eps=c.layer_norm_eps)
+        self.mlp = MLP(C, c.intermediate_size, activation=c.hidden_act)
+
+    def forward(self, x: Tensor) -> Tensor:
+        a = self.attention
+        q = split_heads(a.q_proj(self.probe.expand(len(x), 1, -1)), a.num_heads)
+        k, v = (split_heads(proj(x), a.num_heads) for proj in (a.k_proj, a.v_proj))
+        read = a.o_proj(merge_heads(attention(q, k, v)))
+        return (read + self.mlp(self.layernorm(read)))[:, 0]
+
+
 class VisionTransformer(nn.Module):
     """Pictures to vectors, one a patch.
 
@@ -261,26 +284,3 @@ class VisionTransformer(nn.Module):
         from minillm.pretrained.vision import save
 
         save(self, folder)
-
-
-class AttentionPool(nn.Module):
-    """One vector of many: a learned query reads them all, and a feed-forward block follows.
-
-    Shape: (B, N, C) -> (B, C).
-    Source: Zhai et al. 2022, Scaling vision transformers, section 3.1 (MAP head); SigLIP's head.
-    """
-
-    def __init__(self, config: VisionConfig) -> None:
-        super().__init__()
-        c, C = config, config.hidden_size
-        self.probe = nn.Parameter(torch.randn(1, 1, C))
-        self.attention = MultiHeadAttention(C, c.num_attention_heads, bias=True, out_bias=True)
-        self.layernorm = LayerNorm(C, eps=c.layer_norm_eps)
-        self.mlp = MLP(C, c.intermediate_size, activation=c.hidden_act)
-
-    def forward(self, x: Tensor) -> Tensor:
-        a = self.attention
-        q = split_heads(a.q_proj(self.probe.expand(len(x), 1, -1)), a.num_heads)
-        k, v = (split_heads(proj(x), a.num_heads) for proj in (a.k_proj, a.v_proj))
-        read = a.o_proj(merge_heads(attention(q, k, v)))
-        return (read + self.mlp(self.layernorm(read)))[:, 0]

@@ -64,7 +64,7 @@ class Scene:
 
     @property
     def caption(self) -> str:
-        return f"a {self.left.name} left of a {self.right.name}"
+        return f"{self.left.name} left of {self.right.name}"
 
     def pixels(self) -> np.ndarray:
         """The picture, black where nothing is. Shape: (3, 24, 32) float32, from 0 to 1."""
