@@ -1,0 +1,353 @@
+"""Language models that read pictures: placeholders in the text, or attention through a gate.
+
+Explained in notebooks/beyond/16_pictures.ipynb. `PictureLM` computes what Hugging Face's LLaVA
+does, `GatedCrossAttentionLayer` is the layer of Llama 3.2 Vision (Mllama).
+"""
+
+# Built from notebooks/beyond/16_pictures.ipynb: edit there, then make build.
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from minillm.cache.base import KVCache
+from minillm.config import ModelConfig
+from minillm.generation.decoding import generate
+from minillm.model import CausalLM
+from minillm.nn.attention import attention
+from minillm.nn.layers import ACTIVATIONS, GatedMLP, RMSNorm
+from minillm.nn.multihead import check_input, check_sizes, merge_heads, split_heads
+from minillm.nn.vision import VisionConfig, VisionTransformer
+
+__all__ = [
+    "Beholder",
+    "GatedCrossAttentionLayer",
+    "PictureAttention",
+    "PictureConfig",
+    "PictureLM",
+    "Projector",
+    "put_pictures",
+]
+
+
+def put_pictures(
+    embeddings: Tensor, ids: Tensor, placeholder: int, features: Tensor | None
+) -> Tensor:
+    """Vectors of a text with features of pictures in the place of its placeholders, in order.
+
+    Shape: embeddings (B, T, C), ids (B, T), features (..., C) -> (B, T, C)
+    Raises: ValueError that names both counts, if there are not as many features as placeholders,
+        or both sizes, if features are no vectors of the text's size.
+    """
+    here = ids == placeholder
+    if features is None:
+        if not ids.is_cuda and (count := int(here.sum())):
+            raise ValueError(f"{count} placeholders (id {placeholder}) in the text and no pictures")
+        return embeddings
+    count, given = int(here.sum()), features[..., 0].numel()
+    if count != given:
+        raise ValueError(f"{count} placeholders (id {placeholder}) in the text, {given} features")
+    if features.shape[-1] != embeddings.shape[-1]:
+        sizes = f"{features.shape[-1]} numbers, those of words {embeddings.shape[-1]}"
+        raise ValueError(f"features of pictures have {sizes}")
+    return embeddings.masked_scatter(here[..., None], features.to(embeddings.dtype))
+
+
+class Projector(nn.Module):
+    """Features of a picture as vectors among those of words: linear, activation, linear.
+
+    Shape: (..., vision size) -> (..., C)
+    Source: Liu et al. 2023, Improved baselines with visual instruction tuning (LLaVA-1.5).
+    """
+
+    def __init__(
+        self, vision_size: int, hidden_size: int, *, activation: str = "gelu", bias: bool = True
+    ) -> None:
+        super().__init__()
+        check_sizes(vision_size=vision_size, hidden_size=hidden_size)
+        if activation not in ACTIVATIONS:
+            known = ", ".join(ACTIVATIONS)
+            raise ValueError(f"unknown activation {activation!r}; known are {known}")
+        self.activation = ACTIVATIONS[activation]
+        self.linear_1 = nn.Linear(vision_size, hidden_size, bias=bias)
+        self.linear_2 = nn.Linear(hidden_size, hidden_size, bias=bias)
+
+    def forward(self, features: Tensor) -> Tensor:
+        return self.linear_2(self.activation(self.linear_1(features)))
+
+
+@dataclass(frozen=True)
+class PictureConfig:
+    """A vision tower, a language model, and how the first speaks to the second, as in LLaVA.
+
+    Args:
+        image_token_index: the placeholder, an id of the text's vocabulary.
+        vision_feature_layer: which of the tower's `hidden_states` become words; several are laid
+            side by side.
+        vision_feature_select_strategy: "default" leaves the first vector of each picture out (the
+            class token), "full" keeps all.
+    Raises: ValueError, with the value, for what cannot be or is not computed.
+    """
+
+    vision_config: VisionConfig
+    text_config: ModelConfig
+    image_token_index: int = 32000
+    vision_feature_layer: int | tuple[int, ...] = -2
+    vision_feature_select_strategy: str = "default"
+    projector_hidden_act: str = "gelu"
+    multimodal_projector_bias: bool = True
+
+    def __post_init__(self) -> None:
+        kinds = ("llama", "mistral", "qwen2", "qwen3")
+        if self.text_config.model_type not in kinds:
+            given = self.text_config.model_type
+            raise ValueError(f"text of {given!r} is not computed; known are {', '.join(kinds)}")
+        size, token = self.text_config.vocab_size, self.image_token_index
+        if type(token) is not int or not 0 <= token < size:
+            raise ValueError(f"image_token_index={token!r}, but ids are 0 to {size - 1}")
+        layers = self.vision_feature_layer
+        if isinstance(layers, list):
+            object.__setattr__(self, "vision_feature_layer", tuple(layers))
+        depth = self.vision_config.num_hidden_layers + 1
+        for i in self.feature_layers:
+            if type(i) is not int or not -depth <= i < depth:
+                raise ValueError(f"vision_feature_layer={layers!r}, there are {depth} states")
+        if self.vision_feature_select_strategy not in ("default", "full"):
+            given = self.vision_feature_select_strategy
+            raise ValueError(f"vision_feature_select_strategy={given!r} is not default or full")
+        if self.features_per_picture < 1:
+            raise ValueError("no vector of a picture is left by vision_feature_select_strategy")
+
+    @property
+    def feature_layers(self) -> tuple[int, ...]:
+        """The chosen states, one or several."""
+        layers = self.vision_feature_layer
+        return tuple(layers) if isinstance(layers, Sequence) else (layers,)
+
+    @property
+    def features_per_picture(self) -> int:
+        """How many placeholders a picture fills."""
+        dropped = self.vision_feature_select_strategy == "default"
+        return self.vision_config.num_positions - dropped
+
+
+class PictureLM(nn.Module):
+    """A language model whose placeholders are filled with what a vision tower saw.
+
+    Weights are drawn with `seed`.
+    Source: Liu et al. 2023, Visual instruction tuning (LLaVA); parts named as in Hugging Face's.
+    """
+
+    def __init__(self, config: PictureConfig, *, seed: int = 0) -> None:
+        super().__init__()
+        self.config = config
+        self.vision_tower = VisionTransformer(config.vision_config, seed=seed)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            self.multi_modal_projector = Projector(
+                config.vision_config.hidden_size * len(config.feature_layers),
+                config.text_config.hidden_size,
+                activation=config.projector_hidden_act,
+                bias=config.multimodal_projector_bias,
+            )
+        self.language_model = CausalLM(config.text_config, seed=seed)
+
+    def picture_features(self, pixels: Tensor) -> Tensor:
+        """What stands in for the placeholders. Shape: (P, channels, height, width) -> (P, N, C)."""
+        states = self.vision_tower.hidden_states(pixels)
+        chosen = torch.cat([states[i] for i in self.config.feature_layers], dim=-1)
+        if self.config.vision_feature_select_strategy == "default":
+            chosen = chosen[:, 1:]
+        return self.multi_modal_projector(chosen)
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        *,
+        pixels: Tensor | None = None,
+        features: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        cache: KVCache | None = None,
+        logits_to_keep: int = 0,
+    ) -> Tensor:
+        """Scores as `CausalLM` gives them; pictures fill the placeholders in order.
+
+        Give `pixels`, or the `features` that `picture_features` made of them.
+        Shape: (B, T) ids, (P, channels, height, width) pixels -> (B, T, V)
+        Raises: ValueError if placeholders and features do not match, or as `CausalLM`.
+        """
+        if pixels is not None and features is not None:
+            raise ValueError("give pixels or features, not both")
+        if logits_to_keep < 0:
+            raise ValueError(f"logits_to_keep must not be negative: {logits_to_keep}")
+        decoder = self.language_model.model
+        positions, mask, is_causal = decoder.prepare(input_ids, attention_mask, position_ids, cache)
+        if pixels is not None:
+            features = self.picture_features(pixels)
+        x = decoder.embed(input_ids, positions)
+        x = put_pictures(x, input_ids, self.config.image_token_index, features)
+        rope = None if decoder.rotary is None else decoder.rotary(positions)
+        x = decoder.transform(x, rope, positions, mask, is_causal, cache)  # (B, T, C)
+        return self.language_model.lm_head(x[:, -logits_to_keep:])
+
+    @torch.no_grad()
+    def generate(
+        self, input_ids: Tensor, *, pixels: Tensor | None = None, **options: Any
+    ) -> Tensor:
+        """Continue texts with pictures in them; the pictures are read once.
+
+        `options` are those of `minillm.generate`. A placeholder is never written.
+        Shape: (B, T) -> (B, T + new)
+        """
+        features = None if pixels is None else self.picture_features(pixels)
+        reader: Any = Beholder(self, features)
+        return generate(reader, input_ids, **options)
+
+    @classmethod
+    def from_pretrained(cls, name: str | os.PathLike[str], **options: Any) -> "PictureLM":
+        """The model of a LLaVA checkpoint; see `minillm.pretrained.vision.load_llava`."""
+        from minillm.pretrained.vision import load_llava
+
+        return load_llava(name, **options)
+
+    def save_pretrained(self, folder: str | os.PathLike[str]) -> None:
+        """Write a LLaVA checkpoint that transformers reads, too."""
+        from minillm.pretrained.vision import save_llava
+
+        save_llava(self, folder)
+
+
+class Beholder:
+    """A model with the pictures it looks at: for `generate`, a language model like any other."""
+
+    def __init__(self, model: PictureLM, features: Tensor | None) -> None:
+        self.model, self.features = model, features
+        self.config, self.make_cache = model.config.text_config, model.language_model.make_cache
+
+    def __call__(
+        self, input_ids: Tensor, *, cache: KVCache | None = None, **options: Any
+    ) -> Tensor:
+        first = cache is None or cache.length == 0  # later steps hold no placeholder
+        features = self.features if first else None
+        logits = self.model(input_ids, features=features, cache=cache, **options)
+        logits[..., self.model.config.image_token_index] = -torch.inf
+        return logits
+
+
+class PictureAttention(nn.Module):
+    """Cross-attention with shared key heads, no biases, and normalised queries and keys.
+
+    `keys_values` reads the picture, once; `forward` asks it as often as there is a new token.
+
+    Args:
+        num_kv_heads: num_heads if not given.
+        eps: of the norms of queries and keys, one norm each, over a head.
+    Raises: ValueError if the sizes do not fit each other.
+    Source: the cross-attention of Llama 3.2 Vision.
+    """
+
+    def __init__(
+        self,
+        hidden_size: int,
+        num_heads: int,
+        *,
+        num_kv_heads: int | None = None,
+        eps: float = 1e-5,
+    ) -> None:
+        super().__init__()
+        G = num_heads if num_kv_heads is None else num_kv_heads
+        check_sizes(hidden_size=hidden_size, num_heads=num_heads, num_kv_heads=G)
+        if hidden_size % num_heads:
+            raise ValueError(f"{hidden_size=} is no multiple of {num_heads=}")
+        if num_heads % G:
+            raise ValueError(f"{num_heads} query heads cannot share {G} key heads equally")
+        D = hidden_size // num_heads
+        self.hidden_size, self.num_heads, self.num_kv_heads = hidden_size, num_heads, G
+        self.q_proj = nn.Linear(hidden_size, hidden_size, bias=False)
+        self.k_proj = nn.Linear(hidden_size, G * D, bias=False)
+        self.v_proj = nn.Linear(hidden_size, G * D, bias=False)
+        self.o_proj = nn.Linear(hidden_size, hidden_size, bias=False)
+        self.q_norm, self.k_norm = RMSNorm(D, eps=eps), RMSNorm(D, eps=eps)
+
+    def keys_values(self, features: Tensor) -> tuple[Tensor, Tensor]:
+        """What the text will read. Shape: (B, S, C) -> (B, G, S, D) twice."""
+        check_input(features, self.hidden_size)
+        k, v = (split_heads(p(features), self.num_kv_heads) for p in (self.k_proj, self.v_proj))
+        return self.k_norm(k).to(v.dtype), v
+
+    def forward(
+        self, x: Tensor, keys_values: tuple[Tensor, Tensor], *, mask: Tensor | None = None
+    ) -> Tensor:
+        """Let each token read the picture; one that may read nothing gets zeros.
+
+        Shape: x (B, T, C), mask bool, broadcastable to (B, H, T, S) -> (B, T, C).
+        """
+        check_input(x, self.hidden_size)
+        k, v = keys_values
+        q = self.q_norm(split_heads(self.q_proj(x), self.num_heads)).to(v.dtype)
+        return self.o_proj(merge_heads(attention(q, k, v, mask=mask)))
+
+
+class GatedCrossAttentionLayer(nn.Module):
+    """A layer between two decoder layers, through which the text may look at a picture.
+
+    Attention to the picture and a feed-forward block, each added through a gate, tanh of one
+    learned number. The gates begin at 0: with new layers the model is exactly the text model.
+    Where `mask` lets a token read nothing, its vector stays as it is. transformers' Mllama lets
+    such a token read the whole picture in the attention, the original code of Llama 3.2 does not.
+
+    Raises: ValueError if the sizes do not fit each other, or the mask does not.
+    Source: Alayrac et al. 2022 (Flamingo), section 2.2; names as in Hugging Face's Mllama.
+    """
+
+    def __init__(
+        self,
+        hidden_size: int,
+        num_heads: int,
+        intermediate_size: int,
+        *,
+        num_kv_heads: int | None = None,
+        activation: str = "silu",
+        eps: float = 1e-5,
+    ) -> None:
+        super().__init__()
+        self.input_layernorm = RMSNorm(hidden_size, eps=eps)
+        self.cross_attn = PictureAttention(
+            hidden_size, num_heads, num_kv_heads=num_kv_heads, eps=eps
+        )
+        self.cross_attn_attn_gate = nn.Parameter(torch.zeros(1))
+        self.post_attention_layernorm = RMSNorm(hidden_size, eps=eps)
+        self.mlp = GatedMLP(hidden_size, intermediate_size, activation=activation)
+        self.cross_attn_mlp_gate = nn.Parameter(torch.zeros(1))
+
+    def keys_values(self, features: Tensor) -> tuple[Tensor, Tensor]:
+        """What the text will read, to be kept while it grows. Shape: (B, S, C) -> (B, G, S, D)."""
+        return self.cross_attn.keys_values(features)
+
+    def forward(
+        self, x: Tensor, keys_values: tuple[Tensor, Tensor], *, mask: Tensor | None = None
+    ) -> Tensor:
+        """One step of the text through the layer.
+
+        Shape: x (B, T, C), mask bool (B or 1, T or 1, S), True = may read -> (B, T, C).
+        """
+        if mask is not None:
+            B, T, S = len(x), x.shape[1], keys_values[0].shape[2]
+            fits = mask.ndim == 3 and all(
+                n in (1, size) for n, size in zip(mask.shape, (B, T, S), strict=True)
+            )
+            if not fits or mask.dtype != torch.bool:
+                wanted = f"bool (B, T, S) = {(B, T, S)}"
+                raise ValueError(f"mask must be {wanted}, not {mask.dtype} {tuple(mask.shape)}")
+        heads = None if mask is None else mask[:, None]
+        read = self.cross_attn(self.input_layernorm(x), keys_values, mask=heads)
+        x = x + self.cross_attn_attn_gate.tanh() * read
+        block = self.mlp(self.post_attention_layernorm(x))
+        if mask is not None:
+            block = block * mask.any(-1, keepdim=True)
+        return x + self.cross_attn_mlp_gate.tanh() * block
