@@ -25,7 +25,7 @@ from minillm.nn.rope import RotaryEmbedding, Rotation, rope_periods
 
 __all__ = [
     "PatchMerger",
-    "Prompt",
+    "QwenPrompt",
     "QwenVL",
     "QwenVLConfig",
     "QwenVisionConfig",
@@ -392,7 +392,7 @@ class QwenVL(nn.Module):
         grids: Tensor | None = None,
         *,
         attention_mask: Tensor | None = None,
-    ) -> "Prompt":
+    ) -> "QwenPrompt":
         """Look at the pictures, once, and put what was seen in the places held for it.
 
         Shape: ids and mask (B, T); pixels (patches, numbers) and grids (pictures, 3) of all
@@ -419,7 +419,7 @@ class QwenVL(nn.Module):
             if attention_mask is not None:
                 here = here & attention_mask.bool()
             x = x.masked_scatter(here[..., None], self.visual(pixels, grids).to(x.dtype))
-        return Prompt(self, x, positions, delta)
+        return QwenPrompt(self, x, positions, delta)
 
     def forward(
         self,
@@ -485,7 +485,7 @@ class QwenVL(nn.Module):
         save(self, folder)
 
 
-class Prompt:
+class QwenPrompt:
     """Texts whose pictures have been looked at: for `generate`, a language model like any other.
 
     It holds what must outlive the first step: the vectors and positions of the prompt, and `delta`,
