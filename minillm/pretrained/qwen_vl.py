@@ -26,6 +26,7 @@ from minillm.pretrained.load import (
     WEIGHTS,
     ShapesAlone,
     check_savable,
+    check_shapes,
     local_place,
     read_tensors,
 )
@@ -177,7 +178,7 @@ def load(
         if embedding is not None and head is not None and not torch.equal(head, embedding):
             both = "lm_head.weight, model.embed_tokens.weight"
             raise ValueError(f"{folder}: tie_word_embeddings is true, and these differ: {both}")
-    _check(tensors, _shapes(config, model), folder)
+    check_shapes(tensors, _shapes(config, model), folder)
     dtype = dtype or tensors["model.embed_tokens.weight"].dtype
     state = {}
     for ours in model.state_dict():
@@ -237,25 +238,6 @@ def _check_layers(tensors: Mapping[str, Tensor], config: QwenVLConfig, folder: P
             there = f"{number} by the config, and weights of {len(layers)}"
             message = f"missing: {place}.{first}. ({there})"
             raise ValueError(f"{folder} does not fit its config: {message}")
-
-
-def _check(
-    tensors: Mapping[str, Tensor], wanted: Mapping[str, tuple[int, ...]], folder: Path
-) -> None:
-    """Raises: ValueError that names each tensor that is missing, unexpected or mis-shaped."""
-    problems = []
-    if missing := sorted(wanted.keys() - tensors.keys()):
-        problems.append(f"missing: {', '.join(missing[:20])}")
-    if extra := sorted(tensors.keys() - wanted.keys()):
-        problems.append(f"unexpected: {', '.join(extra[:20])}")
-    for name in sorted(wanted.keys() & tensors.keys()):
-        if tuple(tensors[name].shape) != wanted[name]:
-            shapes = f"{tuple(tensors[name].shape)}, the config wants {wanted[name]}"
-            problems.append(f"{name} is {shapes}")
-        if not tensors[name].is_floating_point():
-            problems.append(f"{name} holds {tensors[name].dtype}, no floating point")
-    if problems:
-        raise ValueError(f"{folder} does not fit its config: " + "; ".join(problems))
 
 
 def _write_config(config: QwenVLConfig) -> dict[str, Any]:
