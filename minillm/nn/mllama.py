@@ -1,10 +1,10 @@
 """Llama 3.2 Vision's way of reading: the text model as it was, and layers between that look.
 
-Explained in notebooks/deeper/16_two_readers.ipynb. Computes what the text model of Hugging Face's
+Explained in notebooks/deeper/16_real_readers.ipynb. Computes what the text model of Hugging Face's
 Mllama does with features of pictures, where their mask is right (see `MllamaText`).
 """
 
-# Built from notebooks/deeper/16_two_readers.ipynb: edit there, then make build.
+# Built from notebooks/deeper/16_real_readers.ipynb: edit there, then make build.
 
 import os
 from collections.abc import Callable, Sequence

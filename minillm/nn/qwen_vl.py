@@ -1,10 +1,10 @@
 """Qwen2-VL: pictures of any size in the stream of tokens, at positions that have three numbers.
 
-Explained in notebooks/deeper/16_two_readers.ipynb. Computes what Hugging Face's
+Explained in notebooks/deeper/16_real_readers.ipynb. Computes what Hugging Face's
 `Qwen2VLForConditionalGeneration` does; `minillm.pretrained.qwen_vl` reads and writes its files.
 """
 
-# Built from notebooks/deeper/16_two_readers.ipynb: edit there, then make build.
+# Built from notebooks/deeper/16_real_readers.ipynb: edit there, then make build.
 
 import os
 from collections.abc import Callable, Collection, Sequence

@@ -1,6 +1,6 @@
 """Checkpoints of Mllama's text model (Llama 3.2 Vision) in Hugging Face's format.
 
-Used by `MllamaText`, shown in notebooks/deeper/16_two_readers.ipynb; written by hand.
+Used by `MllamaText`, shown in notebooks/deeper/16_real_readers.ipynb; written by hand.
 """
 
 from __future__ import annotations

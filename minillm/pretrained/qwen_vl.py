@@ -1,6 +1,6 @@
 """Checkpoints of Qwen2-VL in Hugging Face's format: read them, write them.
 
-Used by `QwenVL`, shown in notebooks/deeper/16_two_readers.ipynb; written by hand.
+Used by `QwenVL`, shown in notebooks/deeper/16_real_readers.ipynb; written by hand.
 """
 
 from __future__ import annotations
@@ -66,7 +66,8 @@ def read_config(data: Mapping[str, Any]) -> QwenVLConfig:
     """
     if data.get("model_type") != _KIND:
         raise ValueError(f"model_type is {data.get('model_type')!r}, and not {_KIND}")
-    whole = {k: v for k, v in data.items() if k not in ("text_config", "vision_config", *_TOKENS)}
+    apart = {"text_config", "vision_config", "vision_token_id", *_TOKENS}  # one says nothing new
+    whole = {k: v for k, v in data.items() if k not in apart}
     parts = data.get("text_config")
     if parts is None:
         text = whole
