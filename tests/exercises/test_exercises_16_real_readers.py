@@ -1,0 +1,115 @@
+"""The graders of two real readers accept right answers and say what is wrong with wrong ones."""
+
+import pytest
+import torch
+
+from minillm.exercises import grade
+
+PREDICTED = {
+    "placeholders of the picture": 256,
+    "position of the first word after the picture": 26,
+    "delta": -240,
+    "position of the 5th word of the answer": 50,
+    "pairs of a head of 128 that turn by width": 24,
+    "pairs of a head of 80 in the tower that turn by column": 20,
+}
+PLACES, FIRST, DELTA, FIFTH, WIDE, COLUMN = PREDICTED
+
+
+def positions(layout, *, area=False, swap=False, shift=0, plain=False):
+    time, height, width, start = [], [], [], 0
+    for part in layout:
+        h, w = (1, 1) if isinstance(part, int) else part
+        for i in range(part if isinstance(part, int) else h * w):
+            word = isinstance(part, int)
+            place = (start + i,) * 3 if word else (start, start + i // w, start + i % w)
+            for row, value in zip((time, height, width), place, strict=True):
+                row.append(len(time) - (row is time) if plain else value)
+        if plain:
+            time[-1] = len(time) - 1
+        start += part if isinstance(part, int) else (h * w if area else max(h, w))
+    rows = (time, width, height) if swap else (time, height, width)
+    return [list(r) for r in rows], start - len(time) + shift
+
+
+def counted(layout):
+    n = sum(p if isinstance(p, int) else p[0] * p[1] for p in layout)
+    return [list(range(n))] * 3, 0
+
+
+def flat(layout):
+    rows, delta = positions(layout)
+    return *rows, delta
+
+
+def squares(x, height, width):
+    x = x.view(height // 2, 2, width // 2, 2, -1)
+    return x.transpose(1, 2).reshape(height * width // 4, -1)
+
+
+def interleaved(x, height, width):
+    E = x.shape[1]
+    return squares(x, height, width).view(-1, 4, E).transpose(1, 2).flatten(1)
+
+
+def by_columns(x, height, width):
+    x = x.view(height // 2, 2, width // 2, 2, -1)
+    return x.permute(2, 0, 1, 3, 4).reshape(height * width // 4, -1)
+
+
+def safe(scores, mask):
+    weights = scores.masked_fill(~mask, -torch.inf).softmax(-1)
+    return weights.masked_fill(~mask, 0.0)
+
+
+def theirs(scores, mask):
+    bias = torch.where(mask, 0.0, torch.finfo(scores.dtype).min)
+    return (scores + bias * mask.any(-1, keepdim=True)).softmax(-1)
+
+
+RIGHT = [
+    ("1", positions),
+    ("1", flat),
+    ("2", PREDICTED),
+    ("3", squares),
+    ("4", safe),
+]
+WRONG = [
+    ("1", counted, "how far did the picture move the text on"),
+    ("1", lambda x: positions(x, area=True), "is 8, its number"),
+    ("1", lambda x: positions(x, swap=True), "exchanged"),
+    ("1", lambda x: positions(x, shift=1), "delta is"),
+    ("1", lambda x: positions(x)[0], "the three rows and delta"),
+    ("1", lambda x: (positions(x)[0][:2], 0), "there should be three rows, not 2"),
+    ("1", lambda x: ([[0]] * 3, 0), "1 positions for 3 tokens"),
+    ("1", lambda x: ([[i + 1 for i in r] for r in positions(x)[0]], 0), "and should be 0"),
+    ("2", {**PREDICTED, PLACES: 1024}, "four of them become one"),
+    ("2", {**PREDICTED, FIRST: 266}, "the larger side"),
+    ("2", {**PREDICTED, DELTA: 240}, "less the number of tokens"),
+    ("2", {**PREDICTED, FIFTH: 290}, "what is delta"),
+    ("2", {**PREDICTED, WIDE: 16}, "width has the last"),
+    ("2", {**PREDICTED, COLUMN: 40}, "half by column"),
+    ("3", lambda x, h, w: x.view(-1, 4 * x.shape[1]), "strips of four"),
+    ("3", interleaved, "the right squares"),
+    ("3", by_columns, "other squares or in another order"),
+    ("3", lambda x, h, w: squares(x, h, w) + 1, "other numbers"),
+    ("3", lambda x, h, w: x, "return (1, 12), not (4, 3)"),
+    ("4", lambda s, m: s.masked_fill(~m, -torch.inf).softmax(-1), "NaN"),
+    ("4", theirs, "everything is allowed"),
+    ("4", lambda s, m: s.masked_fill(~m, -1e9).softmax(-1), "everything is allowed"),
+    ("4", lambda s, m: s.softmax(-1) * m, "not the softmax of the scores that it may see"),
+    ("4", lambda s, m: s[0], "return (3, 4)"),
+    ("4", lambda s, m: safe(s, m) + 0.5 * ~m.any(-1, keepdim=True), "should be zeros"),
+]
+
+
+@pytest.mark.parametrize(("number", "answer"), RIGHT)
+def test_right_answers_are_accepted(number, answer):
+    result = grade(f"16_real_readers.{number}", answer)
+    assert result.status == "correct", result
+
+
+@pytest.mark.parametrize(("number", "answer", "message"), WRONG)
+def test_wrong_answers_are_told_why(number, answer, message):
+    result = grade(f"16_real_readers.{number}", answer)
+    assert result.status == "wrong" and message in result.message, result
