@@ -21,9 +21,7 @@ def _positions(layout: Layout) -> tuple[list[list[int]], int]:
         ids += [0] * part if isinstance(part, int) else [1] * (part[0] * part[1])
     grids = [[1, *part] for part in layout if not isinstance(part, int)]
     table = torch.tensor(grids) if grids else None
-    rows, delta = mrope_positions(
-        torch.tensor([ids]), table, placeholder_ids=[1], merge_size=1
-    )
+    rows, delta = mrope_positions(torch.tensor([ids]), table, placeholder_ids=[1], merge_size=1)
     return rows[:, 0].tolist(), int(delta)
 
 

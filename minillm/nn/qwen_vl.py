@@ -40,74 +40,13 @@ __all__ = [
 ]
 
 
-def merge_order(height: int, width: int, merge_size: int = 2) -> Tensor:
-    """The patches of a grid, numbered row by row, in the order in which Qwen2-VL reads them.
-
-    The patches of each square of merge_size x merge_size stand together, squares row by row.
-    Shape: -> (height * width,) long.
-    Raises: ValueError if the grid does not divide into such squares.
-    """
-    m = merge_size
-    if min(height, width, m) < 1 or height % m or width % m:
-        raise ValueError(f"a grid of {height} x {width} patches has no squares of {m} x {m}")
-    numbers = torch.arange(height * width).view(height // m, m, width // m, m)
-    return numbers.transpose(1, 2).flatten()
-
-
-def cut_patches(
-    picture: Tensor, patch_size: int = 14, *, merge_size: int = 2, temporal_patch_size: int = 2
-) -> tuple[Tensor, tuple[int, int, int]]:
-    """Patches of a picture or a film, one a row, and the grid they make: times, rows, columns.
-
-    A patch spans `temporal_patch_size` frames; a still picture is shown that often.
-    Shape: (channels, H, W) or (frames, channels, H, W)
-        -> (times * rows * columns, channels * temporal_patch_size * patch_size^2).
-    Raises: ValueError if frames, height or width do not divide.
-    """
-    P, M, F = patch_size, merge_size, temporal_patch_size
-    if picture.ndim not in (3, 4):
-        raise ValueError(f"a picture is (channels, H, W), not {tuple(picture.shape)}")
-    frames = picture.expand(F, *picture.shape) if picture.ndim == 3 else picture
-    N, C, H, W = frames.shape
-    if not frames.numel() or N % F or H % (P * M) or W % (P * M):
-        wanted = f"frames by {F}, height and width by {P} x {M} = {P * M}"
-        raise ValueError(f"{N} frames of {H} x {W} pixels do not divide: {wanted}")
-    t, h, w = N // F, H // P, W // P
-    x = frames.reshape(t, F, C, h, P, w, P).permute(0, 3, 5, 2, 1, 4, 6)  # (t, h, w, C, F, P, P)
-    x = x.reshape(t, h * w, C * F * P * P)[:, merge_order(h, w, M)]
-    return x.flatten(0, 1), (t, h, w)
-
-
-def patch_rotation(
-    height: int,
-    width: int,
-    head_dim: int,
-    *,
-    merge_size: int = 2,
-    base: float = 10000.0,
-    device: torch.device | str | None = None,
-) -> Rotation:
-    """The rotation of a grid's patches: half of each head's pairs by the row, half by the column.
-
-    Both halves have the same frequencies, those of a head half as large.
-    Shape: -> Rotation of (1, height * width, head_dim), patches in `merge_order`.
-    Raises: ValueError for a head size that is no multiple of 4, or a grid that does not divide.
-    """
-    if head_dim < 4 or head_dim % 4:
-        raise ValueError(f"head_dim must be a multiple of 4, not {head_dim}")
-    order = merge_order(height, width, merge_size).to(device)
-    frequencies = 1 / rope_periods(head_dim // 2, base, device=device)  # (D/4,)
-    by_row = (order // width)[:, None] * frequencies
-    by_column = (order % width)[:, None] * frequencies
-    angles = torch.cat((by_row, by_column), -1).repeat(1, 2)[None]  # (1, N, D)
-    return Rotation(angles.cos(), angles.sin())
-
-
 def check_grids(grids: Tensor, merge_size: int) -> None:
     """Raises: ValueError unless grids are (pictures, 3), positive, squares in each."""
     if grids.ndim != 2 or grids.shape[1] != 3 or grids.is_floating_point():
         found = f"{grids.dtype} {tuple(grids.shape)}"
-        raise ValueError(f"grids are whole numbers (pictures, 3): times, rows, columns; not {found}")
+        raise ValueError(
+            f"grids are whole numbers (pictures, 3): times, rows, columns; not {found}"
+        )
     for t, h, w in grids.tolist():
         if min(t, h, w) < 1 or h % merge_size or w % merge_size:
             m = merge_size
@@ -191,6 +130,69 @@ def mrope(rotary: RotaryEmbedding, positions: Tensor, sections: Sequence[int]) -
         return torch.cat([part[i % 3] for i, part in enumerate(parts)], dim=-1)
 
     return Rotation(pick(every.cos), pick(every.sin))
+
+
+def merge_order(height: int, width: int, merge_size: int = 2) -> Tensor:
+    """The patches of a grid, numbered row by row, in the order in which Qwen2-VL reads them.
+
+    The patches of each square of merge_size x merge_size stand together, squares row by row.
+    Shape: -> (height * width,) long.
+    Raises: ValueError if the grid does not divide into such squares.
+    """
+    m = merge_size
+    if min(height, width, m) < 1 or height % m or width % m:
+        raise ValueError(f"a grid of {height} x {width} patches has no squares of {m} x {m}")
+    numbers = torch.arange(height * width).view(height // m, m, width // m, m)
+    return numbers.transpose(1, 2).flatten()
+
+
+def cut_patches(
+    picture: Tensor, patch_size: int = 14, *, merge_size: int = 2, temporal_patch_size: int = 2
+) -> tuple[Tensor, tuple[int, int, int]]:
+    """Patches of a picture or a film, one a row, and the grid they make: times, rows, columns.
+
+    A patch spans `temporal_patch_size` frames; a still picture is shown that often.
+    Shape: (channels, H, W) or (frames, channels, H, W)
+        -> (times * rows * columns, channels * temporal_patch_size * patch_size^2).
+    Raises: ValueError if frames, height or width do not divide.
+    """
+    P, M, F = patch_size, merge_size, temporal_patch_size
+    if picture.ndim not in (3, 4):
+        raise ValueError(f"a picture is (channels, H, W), not {tuple(picture.shape)}")
+    frames = picture.expand(F, *picture.shape) if picture.ndim == 3 else picture
+    N, C, H, W = frames.shape
+    if not frames.numel() or N % F or H % (P * M) or W % (P * M):
+        wanted = f"frames by {F}, height and width by {P} x {M} = {P * M}"
+        raise ValueError(f"{N} frames of {H} x {W} pixels do not divide: {wanted}")
+    t, h, w = N // F, H // P, W // P
+    x = frames.reshape(t, F, C, h, P, w, P).permute(0, 3, 5, 2, 1, 4, 6)  # (t, h, w, C, F, P, P)
+    x = x.reshape(t, h * w, C * F * P * P)[:, merge_order(h, w, M)]
+    return x.flatten(0, 1), (t, h, w)
+
+
+def patch_rotation(
+    height: int,
+    width: int,
+    head_dim: int,
+    *,
+    merge_size: int = 2,
+    base: float = 10000.0,
+    device: torch.device | str | None = None,
+) -> Rotation:
+    """The rotation of a grid's patches: half of each head's pairs by the row, half by the column.
+
+    Both halves have the same frequencies, those of a head half as large.
+    Shape: -> Rotation of (1, height * width, head_dim), patches in `merge_order`.
+    Raises: ValueError for a head size that is no multiple of 4, or a grid that does not divide.
+    """
+    if head_dim < 4 or head_dim % 4:
+        raise ValueError(f"head_dim must be a multiple of 4, not {head_dim}")
+    order = merge_order(height, width, merge_size).to(device)
+    frequencies = 1 / rope_periods(head_dim // 2, base, device=device)  # (D/4,)
+    by_row = (order // width)[:, None] * frequencies
+    by_column = (order % width)[:, None] * frequencies
+    angles = torch.cat((by_row, by_column), -1).repeat(1, 2)[None]  # (1, N, D)
+    return Rotation(angles.cos(), angles.sin())
 
 
 @dataclass(frozen=True)

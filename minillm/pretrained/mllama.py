@@ -171,6 +171,8 @@ def save(model: MllamaText, folder: str | os.PathLike[str]) -> None:
     """
     folder, config = Path(folder), model.config
     check_savable(config.text)
+    if config.text.bos_token_id is None:
+        raise ValueError("bos_token_id=None: the files of Mllama hold a number there")
     tensors = {theirs: t.detach().cpu().contiguous() for _, theirs, t in _named(model)}
     data = config.text.to_dict()
     for key in ("attention_bias", "mlp_bias", "attention_dropout", "head_dim"):

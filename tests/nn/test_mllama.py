@@ -287,7 +287,10 @@ def damaged(folder, change, name="model.safetensors"):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda t: t.pop("model.layers.1.cross_attn_attn_gate"), "missing: model.layers.1.cross_at"),
+        (
+            lambda t: t.pop("model.layers.1.cross_attn_attn_gate"),
+            "missing: model.layers.1.cross_at",
+        ),
         (lambda t: t.update(extra=torch.zeros(1)), "unexpected: extra"),
         (
             lambda t: t.update({"model.embed_tokens.weight": torch.zeros(V, 32)}),
@@ -371,3 +374,10 @@ def test_weights_are_drawn_by_seed_and_leave_no_trace():
     first, again, other = (m.looks[0].mlp.up_proj.weight for m in models)
     assert torch.equal(first, again) and not torch.equal(first, other)
     assert models[0].num_parameters() == sum(p.numel() for p in models[0].parameters())
+
+
+def test_a_text_that_the_files_cannot_hold_is_not_saved(tmp_path):
+    model = MllamaText(MllamaConfig(ModelConfig(40, 32, 3, 4, 48), (1,)))
+    with pytest.raises(ValueError, match="bos_token_id=None"):
+        model.save_pretrained(tmp_path)
+    assert not list(tmp_path.iterdir())

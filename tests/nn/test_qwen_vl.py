@@ -210,7 +210,9 @@ def test_gradients_are_those_of_transformers(both):
     mine = ours(x, pixels, grids)
     toward = torch.randn(mine.shape, generator=torch.Generator().manual_seed(1)) / 100
     names = {"language.model.embed_tokens.weight": "model.language_model.embed_tokens.weight"}
-    names |= {f"visual.{k}": f"model.visual.{k}" for k in ("merger.ln_q.weight", "merger.mlp.0.bias")}
+    names |= {
+        f"visual.{k}": f"model.visual.{k}" for k in ("merger.ln_q.weight", "merger.mlp.0.bias")
+    }
     names |= {"visual.blocks.0.norm1.bias": "model.visual.blocks.0.norm1.bias"}
     weights, others = dict(ours.named_parameters()), dict(theirs.named_parameters())
     (mine * toward).sum().backward()
