@@ -9,11 +9,12 @@ from transformers.models.qwen2_vl.modeling_qwen2_vl import Qwen2VLForConditional
 from minillm.nn.qwen_vl import QwenVL
 
 IMAGE, VIDEO, START, END, PAD = 90, 91, 92, 93, 0
+ROPE = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 1, 1]}
 TEXT = {
     "vocab_size": 96, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
     "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 512,
     "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": PAD,
-    "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 1, 1]},
+    "rope_parameters": ROPE,
 }  # fmt: skip
 VISION = {"depth": 2, "embed_dim": 16, "hidden_size": 32, "num_heads": 2, "patch_size": 4,
           "mlp_ratio": 2}  # fmt: skip
@@ -25,7 +26,7 @@ CASES = {
     "tied": ({"num_key_value_heads": 4, "rms_norm_eps": 1e-6}, {}, {"tie_word_embeddings": True}),
     "merge-3": (
         {"num_attention_heads": 2, "num_key_value_heads": 1,
-         "rope_parameters": {"rope_type": "default", "rope_theta": 500.0, "mrope_section": [1, 3, 4]}},
+         "rope_parameters": {**ROPE, "rope_theta": 500.0, "mrope_section": [1, 3, 4]}},
         {"spatial_merge_size": 3, "patch_size": 3, "temporal_patch_size": 1, "num_heads": 1,
          "mlp_ratio": 1, "hidden_act": "gelu"},
         {},
@@ -38,7 +39,7 @@ CASES = {
     "yarn": ({"rope_parameters": YARN}, {"rope_parameters": {"rope_type": "axial",
                                                              "rope_theta": 100.0}}, {}),
     "no-time": (
-        {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [0, 1, 3]}},
+        {"rope_parameters": {**ROPE, "rope_theta": 1e6, "mrope_section": [0, 1, 3]}},
         {"embed_dim": 24, "num_heads": 3, "depth": 1, "hidden_act": "silu"},
         {},
     ),

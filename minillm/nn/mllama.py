@@ -250,7 +250,8 @@ class MllamaPrompt:
         language, decoder = self.model.language, self.model.language.model
         past, T = 0 if cache is None else cache.length, input_ids.shape[1]
         positions, mask, is_causal = decoder.prepare(input_ids, attention_mask, None, cache)
-        rope = decoder.rotary(positions)
+        rotary: Any = decoder.rotary  # the family has one
+        rope = rotary(positions)
         reads = self.mask
         if reads is not None:  # what follows the prompt looks where its last token does
             rows = torch.arange(past, past + T, device=reads.device)

@@ -511,6 +511,7 @@ class QwenPrompt:
         Shape: (B, T) ids, (B, past + T) mask -> (B, T or logits_to_keep, V).
         """
         language, past = self.model.language, 0 if cache is None else cache.length
+        rotary: Any = language.model.rotary  # the family has one
         text, mask, is_causal = language.model.prepare(input_ids, attention_mask, None, cache)
         x = self.x[:, past : past + input_ids.shape[1]]
         known = x.shape[1]  # tokens of the prompt; the others are text that follows it
@@ -520,6 +521,6 @@ class QwenPrompt:
         x = torch.cat((x, language.model.embed(input_ids[:, known:], later)), 1)
         positions = self.positions[:, :, past : past + known]
         positions = torch.cat((positions, later.expand(3, -1, -1)), 2)
-        rope = mrope(language.model.rotary, positions, self.model.config.mrope_section)
+        rope = mrope(rotary, positions, self.model.config.mrope_section)
         x = language.model.transform(x, rope, text, mask, is_causal, cache)
         return language.lm_head(x[:, -logits_to_keep:])

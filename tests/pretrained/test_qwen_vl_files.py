@@ -36,7 +36,7 @@ PUBLISHED = {
 
 
 def run(model, seed=0):
-    x, mask, pixels, grids, kw = draw(model.config, LAYOUTS["several"], seed=seed)
+    x, _, pixels, grids, kw = draw(model.config, LAYOUTS["several"], seed=seed)
     return model(x, pixels, grids), kw, x
 
 
@@ -124,7 +124,7 @@ def test_dtypes_ends_and_ties(tmp_path):
     tensors = load_file(tmp_path / "model.safetensors")
     tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"] + 1
     save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(ValueError, match="these differ: lm_head.weight"):
+    with pytest.raises(ValueError, match=r"these differ: lm_head\.weight"):
         QwenVL.from_pretrained(tmp_path)
     with pytest.raises(FileNotFoundError):
         QwenVL.from_pretrained(str(tmp_path / "nowhere"))
