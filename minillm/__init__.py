@@ -20,6 +20,8 @@ _PUBLIC = {
     "nn.moe": ["Experts", "SparseMoeBlock", "TopKRouter", "load_balancing_loss", "update_bias"],
     "nn.lora": ["LoRALinear", "add_lora", "load_adapter", "merge", "save_adapter", "unmerge"],
     "nn.seq2seq": ["CrossAttention", "EncoderDecoder", "Seq2SeqConfig", "shift_right"],
+    "nn.vision": ["VisionConfig", "VisionTransformer"],
+    "nn.vlm": ["GatedCrossAttentionLayer", "PictureConfig", "PictureLM", "put_pictures"],
     "nn.qwen_vl": ["QwenVL", "QwenVLConfig", "QwenVisionConfig", "mrope_positions"],
     "nn.mllama": ["MllamaConfig", "MllamaText", "picture_mask"],
     "nn.rope": ["RotaryEmbedding"],

@@ -44,6 +44,7 @@ MODULES = {
     "13": "answers",
     "14": "lora",
     "15": "two_sequences",
+    "16": "pictures",
     "17": "leaving",
 }
 

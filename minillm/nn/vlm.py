@@ -6,14 +6,233 @@ does, `GatedCrossAttentionLayer` is the layer of Llama 3.2 Vision (Mllama).
 
 # Built from notebooks/beyond/16_pictures.ipynb: edit there, then make build.
 
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
+from minillm.cache.base import KVCache
+from minillm.config import ModelConfig
+from minillm.generation.decoding import generate
+from minillm.model import CausalLM
 from minillm.nn.attention import attention
-from minillm.nn.layers import GatedMLP, RMSNorm
+from minillm.nn.layers import ACTIVATIONS, GatedMLP, RMSNorm
 from minillm.nn.multihead import check_input, check_sizes, merge_heads, split_heads
+from minillm.nn.vision import VisionConfig, VisionTransformer
 
-__all__ = ["GatedCrossAttentionLayer", "PictureAttention"]
+__all__ = [
+    "Beholder",
+    "GatedCrossAttentionLayer",
+    "PictureAttention",
+    "PictureConfig",
+    "PictureLM",
+    "Projector",
+    "put_pictures",
+]
+
+
+def put_pictures(
+    embeddings: Tensor, ids: Tensor, placeholder: int, features: Tensor | None
+) -> Tensor:
+    """Vectors of a text with features of pictures in the place of its placeholders, in order.
+
+    Shape: embeddings (B, T, C), ids (B, T), features (..., C) -> (B, T, C)
+    Raises: ValueError that names both counts, if there are not as many features as placeholders.
+    """
+    here = ids == placeholder
+    if features is None:
+        if not ids.is_cuda and (count := int(here.sum())):
+            raise ValueError(f"{count} placeholders (id {placeholder}) in the text and no pictures")
+        return embeddings
+    count, given = int(here.sum()), features[..., 0].numel()
+    if count != given:
+        raise ValueError(f"{count} placeholders (id {placeholder}) in the text, {given} features")
+    return embeddings.masked_scatter(here[..., None], features.to(embeddings.dtype))
+
+
+class Projector(nn.Module):
+    """Features of a picture as vectors among those of words: linear, activation, linear.
+
+    Shape: (..., vision size) -> (..., C)
+    Source: Liu et al. 2023, Improved baselines with visual instruction tuning (LLaVA-1.5).
+    """
+
+    def __init__(
+        self, vision_size: int, hidden_size: int, *, activation: str = "gelu", bias: bool = True
+    ) -> None:
+        super().__init__()
+        check_sizes(vision_size=vision_size, hidden_size=hidden_size)
+        if activation not in ACTIVATIONS:
+            known = ", ".join(ACTIVATIONS)
+            raise ValueError(f"unknown activation {activation!r}; known are {known}")
+        self.activation = ACTIVATIONS[activation]
+        self.linear_1 = nn.Linear(vision_size, hidden_size, bias=bias)
+        self.linear_2 = nn.Linear(hidden_size, hidden_size, bias=bias)
+
+    def forward(self, features: Tensor) -> Tensor:
+        return self.linear_2(self.activation(self.linear_1(features)))
+
+
+@dataclass(frozen=True)
+class PictureConfig:
+    """A vision tower, a language model, and how the first speaks to the second, as in LLaVA.
+
+    Args:
+        image_token_index: the placeholder, an id of the text's vocabulary.
+        vision_feature_layer: which of the tower's `hidden_states` become words; several are laid
+            side by side.
+        vision_feature_select_strategy: "default" leaves the first vector of each picture out (the
+            class token), "full" keeps all.
+    Raises: ValueError, with the value, for what cannot be or is not computed.
+    """
+
+    vision_config: VisionConfig
+    text_config: ModelConfig
+    image_token_index: int = 32000
+    vision_feature_layer: int | tuple[int, ...] = -2
+    vision_feature_select_strategy: str = "default"
+    projector_hidden_act: str = "gelu"
+    multimodal_projector_bias: bool = True
+
+    def __post_init__(self) -> None:
+        kinds = ("llama", "mistral", "qwen2", "qwen3")
+        if self.text_config.model_type not in kinds:
+            given = self.text_config.model_type
+            raise ValueError(f"text of {given!r} is not computed; known are {', '.join(kinds)}")
+        size, token = self.text_config.vocab_size, self.image_token_index
+        if type(token) is not int or not 0 <= token < size:
+            raise ValueError(f"image_token_index={token!r}, but ids are 0 to {size - 1}")
+        layers = self.vision_feature_layer
+        if isinstance(layers, list):
+            object.__setattr__(self, "vision_feature_layer", tuple(layers))
+        depth = self.vision_config.num_hidden_layers + 1
+        for i in self.feature_layers:
+            if type(i) is not int or not -depth <= i < depth:
+                raise ValueError(f"vision_feature_layer={layers!r}, there are {depth} states")
+        if self.vision_feature_select_strategy not in ("default", "full"):
+            given = self.vision_feature_select_strategy
+            raise ValueError(f"vision_feature_select_strategy={given!r} is not default or full")
+        if self.features_per_picture < 1:
+            raise ValueError("no vector of a picture is left by vision_feature_select_strategy")
+
+    @property
+    def feature_layers(self) -> tuple[int, ...]:
+        """The chosen states, one or several."""
+        layers = self.vision_feature_layer
+        return tuple(layers) if isinstance(layers, Sequence) else (layers,)
+
+    @property
+    def features_per_picture(self) -> int:
+        """How many placeholders a picture fills."""
+        dropped = self.vision_feature_select_strategy == "default"
+        return self.vision_config.num_positions - dropped
+
+
+class PictureLM(nn.Module):
+    """A language model whose placeholders are filled with what a vision tower saw.
+
+    Weights are drawn with `seed`.
+    Source: Liu et al. 2023, Visual instruction tuning (LLaVA); parts named as in Hugging Face's.
+    """
+
+    def __init__(self, config: PictureConfig, *, seed: int = 0) -> None:
+        super().__init__()
+        self.config = config
+        self.vision_tower = VisionTransformer(config.vision_config, seed=seed)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            self.multi_modal_projector = Projector(
+                config.vision_config.hidden_size * len(config.feature_layers),
+                config.text_config.hidden_size,
+                activation=config.projector_hidden_act,
+                bias=config.multimodal_projector_bias,
+            )
+        self.language_model = CausalLM(config.text_config, seed=seed)
+
+    def picture_features(self, pixels: Tensor) -> Tensor:
+        """What stands in for the placeholders. Shape: (P, channels, height, width) -> (P, N, C)."""
+        states = self.vision_tower.hidden_states(pixels)
+        chosen = torch.cat([states[i] for i in self.config.feature_layers], dim=-1)
+        if self.config.vision_feature_select_strategy == "default":
+            chosen = chosen[:, 1:]
+        return self.multi_modal_projector(chosen)
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        *,
+        pixels: Tensor | None = None,
+        features: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        cache: KVCache | None = None,
+        logits_to_keep: int = 0,
+    ) -> Tensor:
+        """Scores as `CausalLM` gives them; pictures fill the placeholders in order.
+
+        Give `pixels`, or the `features` that `picture_features` made of them.
+        Shape: (B, T) ids, (P, channels, height, width) pixels -> (B, T, V)
+        Raises: ValueError if placeholders and features do not match, or as `CausalLM`.
+        """
+        if pixels is not None and features is not None:
+            raise ValueError("give pixels or features, not both")
+        if logits_to_keep < 0:
+            raise ValueError(f"logits_to_keep must not be negative: {logits_to_keep}")
+        decoder = self.language_model.model
+        positions, mask, is_causal = decoder.prepare(input_ids, attention_mask, position_ids, cache)
+        if pixels is not None:
+            features = self.picture_features(pixels)
+        x = decoder.embed(input_ids, positions)
+        x = put_pictures(x, input_ids, self.config.image_token_index, features)
+        rope = None if decoder.rotary is None else decoder.rotary(positions)
+        x = decoder.transform(x, rope, positions, mask, is_causal, cache)  # (B, T, C)
+        return self.language_model.lm_head(x[:, -logits_to_keep:])
+
+    @torch.no_grad()
+    def generate(
+        self, input_ids: Tensor, *, pixels: Tensor | None = None, **options: Any
+    ) -> Tensor:
+        """Continue texts with pictures in them; the pictures are read once.
+
+        `options` are those of `minillm.generate`. A placeholder is never written.
+        Shape: (B, T) -> (B, T + new)
+        """
+        features = None if pixels is None else self.picture_features(pixels)
+        reader: Any = Beholder(self, features)
+        return generate(reader, input_ids, **options)
+
+    @classmethod
+    def from_pretrained(cls, name: str | os.PathLike[str], **options: Any) -> "PictureLM":
+        """The model of a LLaVA checkpoint; see `minillm.pretrained.vision.load_llava`."""
+        from minillm.pretrained.vision import load_llava
+
+        return load_llava(name, **options)
+
+    def save_pretrained(self, folder: str | os.PathLike[str]) -> None:
+        """Write a LLaVA checkpoint that transformers reads, too."""
+        from minillm.pretrained.vision import save_llava
+
+        save_llava(self, folder)
+
+
+class Beholder:
+    """A model with the pictures it looks at: for `generate`, a language model like any other."""
+
+    def __init__(self, model: PictureLM, features: Tensor | None) -> None:
+        self.model, self.features = model, features
+        self.config, self.make_cache = model.config.text_config, model.language_model.make_cache
+
+    def __call__(
+        self, input_ids: Tensor, *, cache: KVCache | None = None, **options: Any
+    ) -> Tensor:
+        first = cache is None or cache.length == 0  # later steps hold no placeholder
+        features = self.features if first else None
+        logits = self.model(input_ids, features=features, cache=cache, **options)
+        logits[..., self.model.config.image_token_index] = -torch.inf
+        return logits
 
 
 class PictureAttention(nn.Module):

@@ -1,9 +1,18 @@
-"""The gated layer against transformers' Mllama, and what it promises."""
+"""The gated layer against transformers' Mllama, `PictureLM` against transformers' LLaVA."""
 
 import pytest
 import torch
+from vision_checkpoints import LLAVAS, PLACEHOLDER, make_llava, pictures_for, save
 
-from minillm.nn.vlm import GatedCrossAttentionLayer
+from minillm.config import ModelConfig
+from minillm.nn.vision import VisionConfig
+from minillm.nn.vlm import (
+    GatedCrossAttentionLayer,
+    PictureConfig,
+    PictureLM,
+    Projector,
+    put_pictures,
+)
 
 
 def mllama_layer(C, H, G, F, act="silu"):
@@ -168,3 +177,201 @@ def test_a_mask_that_does_not_fit(mask):
         layer(torch.randn(2, 5, 24), keys_values, mask=mask)
     with pytest.raises(ValueError, match="x has shape"):
         layer.keys_values(torch.randn(2, 7, 23))
+
+
+@pytest.fixture(scope="module", params=LLAVAS)
+def both(request, tmp_path_factory):
+    theirs = make_llava(request.param)
+    folder = save(theirs, tmp_path_factory.mktemp("llava"))
+    return PictureLM.from_pretrained(folder), theirs
+
+
+def prompt(model, plan, seed=3):
+    """Ids of rows in which each P of the plan is a picture and each digit so many words."""
+    generator = torch.Generator().manual_seed(seed)
+    n = model.config.features_per_picture
+    rows = []
+    for parts in plan:
+        ids = []
+        for part in parts:
+            words = torch.randint(6, 60, (int(part) if part != "P" else 0,), generator=generator)
+            ids += [PLACEHOLDER] * n if part == "P" else words.tolist()
+        rows.append(ids)
+    return rows
+
+
+def padded(rows):
+    width = max(map(len, rows))
+    ids = torch.tensor([[0] * (width - len(row)) + row for row in rows])
+    mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in rows])
+    return ids, mask
+
+
+PLANS = {"one": ["2P3"], "two in a row": ["1P2P3"], "two rows": ["P4", "2P2"]}
+
+
+@pytest.mark.parametrize("plan", PLANS)
+def test_llava_forward(both, plan):
+    ours, theirs = both
+    ids = torch.tensor(prompt(ours, PLANS[plan]))
+    pixels = pictures_for(theirs.config.vision_config, "".join(PLANS[plan]).count("P"))
+    with torch.no_grad():
+        expected = theirs(input_ids=ids, pixel_values=pixels).logits
+        logits = ours(ids, pixels=pixels)
+        torch.testing.assert_close(logits, expected, atol=1e-5, rtol=1e-5)
+        features = ours.picture_features(pixels)
+        again = ours(ids, features=features, logits_to_keep=2)
+        torch.testing.assert_close(again, logits[:, -2:], atol=1e-6, rtol=1e-5)
+        other = ours(ids, pixels=pixels.flip(3))
+    assert (other - logits)[:, -1].abs().max() > 1e-3
+
+
+def test_llava_gradients(both):
+    ours, theirs = both
+    ids = torch.tensor(prompt(ours, ["2P3"]))
+    grads = []
+    for model in (ours, theirs):
+        pixels = pictures_for(theirs.config.vision_config, 1).requires_grad_()
+        model.zero_grad()
+        if model is ours:
+            logits, projector = model(ids, pixels=pixels), model.multi_modal_projector
+        else:
+            logits = model(input_ids=ids, pixel_values=pixels).logits
+            projector = model.model.multi_modal_projector
+        logits.square().mean().backward()
+        grads.append((pixels.grad, projector.linear_1.weight.grad, model_head(model).weight.grad))
+    for a, b in zip(*grads, strict=True):
+        torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-4)
+
+
+def model_head(model):
+    return model.language_model.lm_head if isinstance(model, PictureLM) else model.lm_head
+
+
+@pytest.mark.parametrize("cache", ["dynamic", "static", None])
+def test_llava_greedy_generation_with_a_cache_and_left_padding(both, cache):
+    ours, theirs = both
+    rows = prompt(ours, ["2P3", "P1", "4P2P1"])
+    pixels = pictures_for(theirs.config.vision_config, 4)
+    ids, mask = padded(rows)
+    new = 8
+    if cache == "static" and ours.config.text_config.sliding_window:
+        cache = "sliding"
+    options = {"max_new_tokens": new, "cache": cache, "eos_token_id": None}
+    written = ours.generate(ids, pixels=pixels, attention_mask=mask, **options)[:, -new:]
+    given = {"max_new_tokens": new, "min_new_tokens": new, "do_sample": False}
+    given |= {"suppress_tokens": [PLACEHOLDER], "pad_token_id": 0, "eos_token_id": None}
+    start = 0
+    for row, out in zip(rows, written, strict=True):
+        count = row.count(PLACEHOLDER) // ours.config.features_per_picture
+        own = pixels[start : start + count]
+        start += count
+        alone = ours.generate(torch.tensor([row]), pixels=own, **options)[0, -new:]
+        assert out.tolist() == alone.tolist()
+        if cache == "dynamic":
+            ids1 = torch.tensor([row])
+            expected = theirs.generate(
+                input_ids=ids1, pixel_values=own, attention_mask=torch.ones_like(ids1), **given
+            )
+            assert alone.tolist() == expected[0, -new:].tolist()
+
+
+def test_llava_cached_scores_equal_uncached(both):
+    ours, theirs = both
+    ids = torch.tensor(prompt(ours, ["2P6"]))
+    pixels = pictures_for(theirs.config.vision_config, 1)
+    with torch.no_grad():
+        whole = ours(ids, pixels=pixels)
+        cache = ours.language_model.make_cache(batch_size=1)
+        first = ids.shape[1] - 4
+        parts = [ours(ids[:, :first], pixels=pixels, cache=cache)]
+        parts += [ours(ids[:, t : t + 1], cache=cache) for t in range(first, ids.shape[1])]
+    torch.testing.assert_close(torch.cat(parts, 1), whole, atol=1e-5, rtol=1e-5)
+
+
+def small(**changes):
+    vision = VisionConfig(image_size=(8, 16), patch_size=8, hidden_size=12)
+    text = ModelConfig(
+        vocab_size=20, hidden_size=16, intermediate_size=20, num_hidden_layers=1,
+        num_attention_heads=2, num_key_value_heads=2,
+    )  # fmt: skip
+    given = {"image_token_index": 3, "vision_feature_layer": -1, **changes}
+    return PictureConfig(vision, text, **given)
+
+
+def test_placeholders_and_features_that_do_not_match():
+    model = PictureLM(small())
+    pixels = torch.zeros(1, 3, 8, 16)
+    with pytest.raises(ValueError, match=r"3 placeholders \(id 3\) in the text, 2 features"):
+        model(torch.tensor([[3, 3, 3, 7]]), pixels=pixels)
+    with pytest.raises(ValueError, match=r"2 placeholders \(id 3\) in the text, 4 features"):
+        model.generate(
+            torch.tensor([[3, 3, 7]]), pixels=pixels.expand(2, -1, -1, -1), max_new_tokens=1
+        )
+    with pytest.raises(ValueError, match=r"2 placeholders \(id 3\) in the text and no pictures"):
+        model(torch.tensor([[3, 3, 7]]))
+    with pytest.raises(ValueError, match="give pixels or features, not both"):
+        model(torch.tensor([[3, 3, 7]]), pixels=pixels, features=torch.zeros(1, 2, 16))
+    with pytest.raises(ValueError, match="logits_to_keep must not be negative: -1"):
+        model(torch.tensor([[4]]), logits_to_keep=-1)
+
+
+def test_put_pictures_fills_placeholders_in_order():
+    ids = torch.tensor([[9, 1, 9, 2], [3, 9, 9, 4]])
+    x, features = torch.zeros(2, 4, 5), torch.randn(2, 2, 5)
+    y = put_pictures(x, ids, 9, features)
+    assert torch.equal(y[ids == 9], features.flatten(0, 1))
+    assert not y[ids != 9].any()
+    assert put_pictures(x, ids, 7, None) is x
+
+
+def test_a_model_without_pictures_is_the_language_model():
+    model = PictureLM(small()).eval()
+    ids = torch.tensor([[4, 5, 6]])
+    with torch.no_grad():
+        assert torch.equal(model(ids), model.language_model(ids))
+    torch.testing.assert_close(model.generate(ids, max_new_tokens=4, eos_token_id=None)[:, :3], ids)
+
+
+def test_a_placeholder_is_never_written():
+    model = PictureLM(small())
+    with torch.no_grad():
+        model.language_model.lm_head.weight.zero_()
+        model.language_model.lm_head.weight[3] = 5.0
+    for sign in (1, -1):  # whichever way the last vector points
+        with torch.no_grad():
+            model.language_model.lm_head.weight.mul_(sign)
+        ids = model.generate(torch.tensor([[4, 5]]), max_new_tokens=6, eos_token_id=None)
+        assert 3 not in ids
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"image_token_index": 20}, "image_token_index=20, but ids are 0 to 19"),
+        ({"image_token_index": -1}, "image_token_index=-1, but"),
+        ({"vision_feature_layer": 3}, "vision_feature_layer=3, there are 3 states"),
+        ({"vision_feature_layer": [-1, -4]}, "there are 3 states"),
+        ({"vision_feature_select_strategy": "patch"}, "vision_feature_select_strategy='patch'"),
+    ],
+)
+def test_configs_that_cannot_be(changes, message):
+    with pytest.raises(ValueError, match=message):
+        small(**changes)
+
+
+def test_texts_that_are_not_computed():
+    vision = VisionConfig(image_size=(8, 16), patch_size=8)
+    text = ModelConfig(
+        model_type="gpt2", vocab_size=20, hidden_size=16, num_hidden_layers=1,
+        num_attention_heads=2, max_position_embeddings=16, intermediate_size=20,
+    )  # fmt: skip
+    with pytest.raises(ValueError, match="text of 'gpt2' is not computed; known are llama"):
+        PictureConfig(vision, text, image_token_index=3)
+
+
+def test_a_projector_of_unknown_kind():
+    with pytest.raises(ValueError, match="unknown activation 'no'"):
+        Projector(4, 8, activation="no")
+    with pytest.raises(ValueError, match="vision_size must be at least 1, not 0"):
+        Projector(0, 8)

@@ -1,0 +1,147 @@
+"""Graders of 16: patches, what a picture costs, pixel shuffle, which picture a token may see."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from minillm.exercises import check_numbers, exercise
+
+
+def _shape(x: Any) -> str:
+    return f"{x.dtype} {tuple(x.shape)}" if isinstance(x, Tensor) else repr(x)
+
+
+@exercise(
+    "16.1",
+    "which two of the numbers that count pixels say which patch, and which two say where in it?",
+    "a patch is a row of numbers; cutting is an order of axes, and no number is computed",
+)
+def _patches(answer: Callable[[Tensor, int], Any]) -> str | None:
+    for B, channels, height, width, p in ((1, 1, 4, 6, 2), (2, 3, 6, 4, 2), (1, 2, 6, 9, 3)):
+        pixels = torch.arange(B * channels * height * width).float()
+        pixels = pixels.view(B, channels, height, width)
+        wanted = F.unfold(pixels, p, stride=p).mT
+        got = answer(pixels.clone(), p)
+        if not isinstance(got, Tensor) or got.shape != wanted.shape:
+            return f"(B, N, channels p p) is {tuple(wanted.shape)} here, not {_shape(got)}"
+        if torch.equal(got, wanted):
+            continue
+        if torch.equal(got, pixels.reshape(wanted.shape)):
+            return "a reshape alone cuts strips of rows, no squares: axes have to change places"
+        rows, columns = height // p, width // p
+        turned = wanted.unflatten(1, (rows, columns)).transpose(1, 2).flatten(1, 2)
+        if torch.equal(got, turned):
+            return "the patches go down the columns; they should go along the rows"
+        last = wanted.unflatten(2, (channels, -1)).transpose(2, 3).flatten(2)
+        if torch.equal(got, last):
+            return "in each patch all pixels of a channel come first, then the next channel"
+        case = f"{channels} channels of {height} x {width}, p = {p}"
+        return f"{case}: the first patch is {got[0, 0].tolist()}"
+    return None
+
+
+COSTS = {
+    "patches of a picture of 336 x 336, patches of 14": 576,
+    "vectors that ViT-B/16 makes of 224 x 224 pixels, class token included": 197,
+    "weights of the convolution of ViT-B/16 (3 channels to 768 numbers, with biases)": 590_592,
+    "times as many patches if both sides of a picture are doubled": 4,
+    "times as many scores in a layer of the tower then (without class token)": 16,
+    "bytes of keys and values of 576 placeholders in a Llama 7B, in 16 bits": 301_989_888,
+}
+PATCHES, VECTORS, WEIGHTS, DOUBLED, SCORES, BYTES = COSTS
+
+
+@exercise(
+    "16.2",
+    "336 / 14 patches along each side",
+    "resolution is paid for twice: in patches, and in the square of patches inside the tower",
+)
+def _costs(answer: Any) -> str | None:
+    hints = {
+        PATCHES: "patches along one side, times those along the other",
+        VECTORS: "patches, and one more",
+        WEIGHTS: "each output number has a weight for each pixel of each channel, and a bias",
+        DOUBLED: "twice as many rows of patches, and twice as many columns",
+        SCORES: "each patch reads each patch",
+        BYTES: "tokens x layers (32) x keys and values x numbers (4,096) x bytes of a number",
+    }
+    return check_numbers(answer, COSTS, hints)
+
+
+def pixel_shuffle(features: Tensor, grid: tuple[int, int], r: int) -> Tensor:
+    """Each r x r neighbours as one vector, row by row. (B, N, C) -> (B, N / r^2, C r^2)."""
+    x = features.unflatten(1, grid).movedim(3, 1)  # (B, C, rows, columns)
+    blocks = F.unfold(x, r, stride=r).unflatten(1, (x.shape[1], r * r))  # (B, C, r r, N / r^2)
+    return blocks.permute(0, 3, 2, 1).flatten(2)
+
+
+@exercise(
+    "16.3",
+    "cut the grid as 16.1 cuts pixels: a vector is now what a pixel was",
+    "fewer, longer vectors: r x r times fewer placeholders, and nothing is thrown away",
+)
+def _pixel_shuffle(answer: Callable[[Tensor, tuple[int, int], int], Any]) -> str | None:
+    for rows, columns, C, r in ((2, 4, 3, 2), (4, 2, 2, 2), (3, 6, 2, 3)):
+        features = torch.arange(2 * rows * columns * C).float().view(2, rows * columns, C)
+        wanted = pixel_shuffle(features, (rows, columns), r)
+        got = answer(features.clone(), (rows, columns), r)
+        case = f"a grid of {rows} x {columns}, r = {r}"
+        if not isinstance(got, Tensor) or got.shape != wanted.shape:
+            return f"{case}: the result is {tuple(wanted.shape)}, not {_shape(got)}"
+        if torch.equal(got, wanted):
+            continue
+        if torch.equal(got, features.reshape(wanted.shape)):
+            return f"{case}: a reshape alone joins {r * r} patches of one row, not a square of them"
+        channels_first = wanted.unflatten(2, (r * r, C)).transpose(2, 3).flatten(2)
+        if torch.equal(got, channels_first):
+            return f"{case}: keep the numbers of a patch together, one patch after the other"
+        if torch.equal(got.sort(-1).values, wanted.sort(-1).values):
+            return f"{case}: the right patches are joined; within a square go along the rows"
+        return f"{case}: the first vector is {got[0, 0].tolist()}"
+    return None
+
+
+def picture_mask(ids: Tensor, mark: int, features: int) -> Tensor:
+    """(B, T, P features): which features of which picture each token may read."""
+    seen = (ids == mark).cumsum(1)  # (B, T): the number of the last picture, 0 before the first
+    pictures = int(seen.max())
+    which = torch.arange(1, pictures + 1, device=ids.device).repeat_interleave(features)
+    return seen[..., None] == which
+
+
+@exercise(
+    "16.4",
+    "how many marks has a token seen, itself included?",
+    "a token sees one picture, earlier ones through the text that was written about them",
+)
+def _picture_mask(answer: Callable[[Tensor, int, int], Any]) -> str | None:
+    for ids, mark, n in (
+        (torch.tensor([[9, 1, 2, 9, 3], [4, 9, 5, 6, 9]]), 9, 2),
+        (torch.tensor([[1, 2, 0, 3]]), 0, 3),
+        (torch.tensor([[7, 7, 7, 1]]), 7, 1),
+    ):
+        wanted = picture_mask(ids, mark, n)
+        got = answer(ids.clone(), mark, n)
+        case = f"ids {ids.tolist()}, mark {mark}, {n} features"
+        if not isinstance(got, Tensor) or got.dtype != torch.bool or got.shape != wanted.shape:
+            return f"{case}: the mask should be bool {tuple(wanted.shape)}, not {_shape(got)}"
+        if torch.equal(got, wanted):
+            continue
+        if torch.equal(got, ~wanted):
+            return f"{case}: turned round: True is where a token may read"
+        seen = (ids == mark).cumsum(1)[..., None]
+        which = torch.arange(1, wanted.shape[2] // n + 1).repeat_interleave(n)
+        if torch.equal(got, seen >= which):
+            return f"{case}: a token sees the last picture before it, no earlier one"
+        if torch.equal(got, (seen - (ids == mark)[..., None].long()) == which):
+            return f"{case}: the mark itself sees its picture already"
+        if (got & ~(seen >= which)).any():
+            return f"{case}: a token reads a picture that comes after it"
+        row = (got != wanted).any(-1).nonzero()[0].tolist()
+        return f"{case}: row {row[0]}, token {row[1]} is {got[tuple(row)].int().tolist()}"
+    return None
