@@ -1,4 +1,4 @@
-"""Graders of two real readers: positions, numbers of a prompt, merged squares, rows of a mask."""
+"""Graders of two real readers: positions by hand, numbers, later positions, forbidden rows."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from minillm.exercises import check_numbers, exercise
 from minillm.nn.attention import softmax
-from minillm.nn.qwen_vl import merge_order, mrope_positions
+from minillm.nn.qwen_vl import mrope_positions
 
 Layout = list[Any]  # numbers of words, and pairs: rows and columns of a picture's features
 
@@ -90,27 +90,32 @@ def _predicted(answer: Any) -> str | None:
 
 @exercise(
     "16_real_readers.3",
-    "which four patches touch each other, and where do they lie in the matrix?",
-    "a reshape joins what lies side by side; a permutation has to bring it there first",
+    "which tokens of a row count, and whose delta is added?",
+    "positions count real tokens; each row has a delta of its own",
 )
-def _squares(answer: Callable[[Tensor, int, int], Any]) -> str | None:
-    for height, width, E in ((2, 2, 3), (4, 6, 2), (6, 4, 5), (2, 8, 1)):
-        x = torch.arange(height * width * E, dtype=torch.float32).view(-1, E)
-        wanted = x[merge_order(height, width)].view(-1, 4 * E)
-        got = answer(x.clone(), height, width)
-        case = f"a grid of {height} x {width}"
+def _later(answer: Callable[[Tensor, Tensor, int], Any]) -> str | None:
+    for rows, deltas, n in (
+        ([[1, 1, 1, 1]], [-2], 3),
+        ([[0, 0, 1, 1, 1, 1], [1, 1, 1, 1, 1, 1]], [-2, -4], 2),
+        ([[0, 1, 1], [1, 1, 1], [0, 0, 1]], [0, -1, 0], 4),
+    ):
+        mask, delta = torch.tensor(rows), torch.tensor(deltas)[:, None]
+        steps = torch.arange(n)
+        wanted = mask.sum(1, keepdim=True) + delta + steps
+        got = answer(mask.clone(), delta.clone(), n)
         if not isinstance(got, Tensor) or got.shape != wanted.shape:
             shape = tuple(got.shape) if isinstance(got, Tensor) else repr(got)
-            return f"{case}: return {tuple(wanted.shape)}, not {shape}"
+            return f"return {tuple(wanted.shape)}, not {shape}"
         if torch.equal(got, wanted):
             continue
-        if torch.equal(got, x.view(-1, 4 * E)):
-            return f"{case}: these are strips of four patches in a row"
-        if torch.equal(got.sort(-1).values, wanted.sort(-1).values):
-            return f"{case}: the right squares; within one, patches go row by row, each whole"
-        if torch.equal(got.flatten().sort().values, wanted.flatten().sort().values):
-            return f"{case}: all numbers are there, in other squares or in another order"
-        return f"{case}: other numbers than those of the patches"
+        case = f"mask {rows}, delta {deltas}"
+        if torch.equal(got, mask.shape[1] + delta + steps):
+            return f"{case}: padding is counted as if it were read"
+        if torch.equal(got, wanted - delta):
+            return f"{case}: delta is missing"
+        if torch.equal(got - wanted, torch.full_like(got, int(got[0, 0] - wanted[0, 0]))):
+            return f"{case}: all are off by {int(got[0, 0] - wanted[0, 0])}"
+        return f"{case}: {got.tolist()} should be {wanted.tolist()}"
     return None
 
 

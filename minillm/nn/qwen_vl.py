@@ -32,7 +32,7 @@ __all__ = [
     "VisionBlock",
     "VisionTower",
     "check_grids",
-    "cut_patches",
+    "cut_into_squares",
     "merge_order",
     "mrope",
     "mrope_positions",
@@ -146,12 +146,12 @@ def merge_order(height: int, width: int, merge_size: int = 2) -> Tensor:
     return numbers.transpose(1, 2).flatten()
 
 
-def cut_patches(
+def cut_into_squares(
     picture: Tensor, patch_size: int = 14, *, merge_size: int = 2, temporal_patch_size: int = 2
 ) -> tuple[Tensor, tuple[int, int, int]]:
-    """Patches of a picture or a film, one a row, and the grid they make: times, rows, columns.
+    """Patches of a picture or a film in `merge_order`, one a row, and the grid that they make.
 
-    A patch spans `temporal_patch_size` frames; a still picture is shown that often.
+    The grid is times, rows, columns. A patch spans `temporal_patch_size` frames; a still picture is shown that often.
     Shape: (channels, H, W) or (frames, channels, H, W)
         -> (times * rows * columns, channels * temporal_patch_size * patch_size^2).
     Raises: ValueError if frames, height or width do not divide.

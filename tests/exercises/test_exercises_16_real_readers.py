@@ -42,19 +42,12 @@ def flat(layout):
     return *rows, delta
 
 
-def squares(x, height, width):
-    x = x.view(height // 2, 2, width // 2, 2, -1)
-    return x.transpose(1, 2).reshape(height * width // 4, -1)
+def later(mask, delta, n, *, shift=0):
+    return mask.sum(1)[:, None] + delta + shift + torch.arange(n)
 
 
-def interleaved(x, height, width):
-    E = x.shape[1]
-    return squares(x, height, width).view(-1, 4, E).transpose(1, 2).flatten(1)
-
-
-def by_columns(x, height, width):
-    x = x.view(height // 2, 2, width // 2, 2, -1)
-    return x.permute(2, 0, 1, 3, 4).reshape(height * width // 4, -1)
+def with_padding(mask, delta, n):
+    return mask.shape[1] + delta + torch.arange(n)
 
 
 def safe(scores, mask):
@@ -71,7 +64,7 @@ RIGHT = [
     ("1", positions),
     ("1", flat),
     ("2", PREDICTED),
-    ("3", squares),
+    ("3", later),
     ("4", safe),
 ]
 WRONG = [
@@ -89,11 +82,11 @@ WRONG = [
     ("2", {**PREDICTED, FIFTH: 290}, "what is delta"),
     ("2", {**PREDICTED, WIDE: 16}, "width has the last"),
     ("2", {**PREDICTED, COLUMN: 40}, "half by column"),
-    ("3", lambda x, h, w: x.view(-1, 4 * x.shape[1]), "strips of four"),
-    ("3", interleaved, "the right squares"),
-    ("3", by_columns, "other squares or in another order"),
-    ("3", lambda x, h, w: squares(x, h, w) + 1, "other numbers"),
-    ("3", lambda x, h, w: x, "return (1, 12), not (4, 3)"),
+    ("3", with_padding, "padding is counted"),
+    ("3", lambda m, d, n: later(m, 0 * d, n), "delta is missing"),
+    ("3", lambda m, d, n: later(m, d, n, shift=1), "all are off by 1"),
+    ("3", lambda m, d, n: later(m, d[:1], n), "should be [[2, 3], [2, 3]]"),
+    ("3", lambda m, d, n: later(m, d, n + 1), "return (1, 3), not (1, 4)"),
     ("4", lambda s, m: s.masked_fill(~m, -torch.inf).softmax(-1), "NaN"),
     ("4", theirs, "everything is allowed"),
     ("4", lambda s, m: s.masked_fill(~m, -1e9).softmax(-1), "everything is allowed"),

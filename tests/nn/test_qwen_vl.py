@@ -25,7 +25,7 @@ from minillm.nn.qwen_vl import (
     QwenVisionConfig,
     QwenVL,
     QwenVLConfig,
-    cut_patches,
+    cut_into_squares,
     merge_order,
     mrope,
     mrope_positions,
@@ -57,15 +57,15 @@ def test_patches_are_those_of_the_processor(m, P):
     processor = Qwen2VLImageProcessorPil(patch_size=P, merge_size=m)
     sizes = {"patch_size": P, "merge_size": m, "temporal_patch_size": 2}
     expected, height, width = processor.patchify(picture.numpy(), **sizes)
-    patches, grid = cut_patches(picture, P, merge_size=m)
+    patches, grid = cut_into_squares(picture, P, merge_size=m)
     assert grid == (1, height, width) == (1, 2 * m, 3 * m)
     assert np.array_equal(patches.numpy(), expected)
     frames = torch.rand(4, 3, 2 * m * P, 3 * m * P, generator=generator)
-    film, grid = cut_patches(frames, P, merge_size=m)
+    film, grid = cut_into_squares(frames, P, merge_size=m)
     assert grid == (2, 2 * m, 3 * m)
-    halves = [cut_patches(frames[i : i + 2], P, merge_size=m)[0] for i in (0, 2)]
+    halves = [cut_into_squares(frames[i : i + 2], P, merge_size=m)[0] for i in (0, 2)]
     assert torch.equal(film, torch.cat(halves))
-    still = cut_patches(picture[None].expand(2, -1, -1, -1), P, merge_size=m)[0]
+    still = cut_into_squares(picture[None].expand(2, -1, -1, -1), P, merge_size=m)[0]
     assert torch.equal(still, patches)
 
 
@@ -404,9 +404,9 @@ def test_bad_input_is_refused_before_any_work(plain):
         (lambda: merge_order(3, 4), "3 x 4 patches has no squares of 2 x 2"),
         (lambda: merge_order(0, 4), "0 x 4 patches"),
         (lambda: patch_rotation(2, 2, 6), "multiple of 4, not 6"),
-        (lambda: cut_patches(torch.zeros(3, 8, 12), 4), "8 x 12 pixels do not divide"),
-        (lambda: cut_patches(torch.zeros(3, 3, 8, 8), 4), "3 frames of 8 x 8"),
-        (lambda: cut_patches(torch.zeros(8, 8), 4), r"not \(8, 8\)"),
+        (lambda: cut_into_squares(torch.zeros(3, 8, 12), 4), "8 x 12 pixels do not divide"),
+        (lambda: cut_into_squares(torch.zeros(3, 3, 8, 8), 4), "3 frames of 8 x 8"),
+        (lambda: cut_into_squares(torch.zeros(8, 8), 4), r"not \(8, 8\)"),
         (lambda: mrope(RotaryEmbedding(8), torch.zeros(3, 1, 2), (1, 1, 1)), r"\[1, 1, 1\]"),
         (lambda: mrope(RotaryEmbedding(8), torch.zeros(1, 2), (2, 1, 1)), r"\(3, B, T\), not"),
         (lambda: PatchMerger(4, 8)(torch.zeros(1, 6, 4)), "6 patches do not make groups of 4"),
