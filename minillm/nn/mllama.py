@@ -160,14 +160,17 @@ class MllamaText(nn.Module):
         """Scores for the next token after each one; without features those of the text alone.
 
         Shape: ids and attention_mask (B, T), the others as `look` -> (B, T or logits_to_keep, V).
-        Raises: ValueError as `look`, or for fewer rows of the mask than there are tokens.
+        Raises: ValueError as `look`, or for features and a mask of other rows than the ids.
         """
-        self._check_mask(input_ids, mask)
+        self._check_rows(input_ids, features, mask)
         prompt = self.look(features, mask)
         return prompt(input_ids, attention_mask=attention_mask, logits_to_keep=logits_to_keep)
 
-    def _check_mask(self, input_ids: Tensor, mask: Tensor | None) -> None:
-        """Raises: ValueError for a mask that has not one row a token."""
+    def _check_rows(self, input_ids: Tensor, features: Tensor | None, mask: Tensor | None) -> None:
+        """Raises: ValueError for features of other texts, or a mask that has not a row a token."""
+        if features is not None and len(features) != len(input_ids):
+            shapes = f"{tuple(features.shape)} for ids {tuple(input_ids.shape)}"
+            raise ValueError(f"features must belong to the rows of ids, not {shapes}")
         if mask is not None and mask.shape[:2] != input_ids.shape:
             shapes = f"{tuple(mask.shape)} for ids {tuple(input_ids.shape)}"
             raise ValueError(f"the mask of pictures must have a row a token, not {shapes}")
@@ -191,7 +194,7 @@ class MllamaText(nn.Module):
         """
         if options.get("compile"):
             raise ValueError("compile=True is for CausalLM: a MllamaText is not compiled")
-        self._check_mask(input_ids, mask)
+        self._check_rows(input_ids, features, mask)
         with torch.inference_mode():
             prompt: Any = self.look(features, mask)
         return generate(

@@ -72,8 +72,10 @@ def mrope_positions(
     Raises: ValueError if placeholders and features do not match, or grids do not divide.
     Source: Wang et al. 2024 (Qwen2-VL), section 2.1.
     """
-    if input_ids.ndim != 2 or not input_ids.numel():
-        raise ValueError(f"input_ids must be (B, T), not {tuple(input_ids.shape)}")
+    whole = input_ids.dtype in (torch.int64, torch.int32)
+    if input_ids.ndim != 2 or not input_ids.numel() or not whole:
+        found = f"{input_ids.dtype} {tuple(input_ids.shape)}"
+        raise ValueError(f"input_ids must be int64 or int32 (B, T), not {found}")
     if attention_mask is not None and attention_mask.shape != input_ids.shape:
         shapes = f"{tuple(attention_mask.shape)} and {tuple(input_ids.shape)}"
         raise ValueError(f"attention_mask and input_ids differ in shape: {shapes}")
@@ -322,7 +324,7 @@ class VisionTower(nn.Module):
             for block in self.blocks:
                 x = block(x, rope)
             features.append(self.merger(x).flatten(0, 1))
-        return torch.cat(features)
+        return torch.cat(features) if features else pixels.new_zeros(0, c.hidden_size)
 
 
 @dataclass(frozen=True)
@@ -416,7 +418,7 @@ class QwenVL(nn.Module):
         if pixels is not None and grids is not None:
             self.visual.check(pixels, grids)
         x = language.embed(input_ids, positions[0])  # (B, T, C)
-        if pixels is not None and grids is not None and len(grids):
+        if pixels is not None and grids is not None:
             here = torch.isin(input_ids, input_ids.new_tensor(placeholders))
             if attention_mask is not None:
                 here = here & attention_mask.bool()

@@ -340,6 +340,7 @@ def test_bad_input_is_refused_before_any_work(tmp_path):
     for arguments, message in [
         ((ids, None, mask), "a mask (3, 8, 6) of pictures, and no pictures"),
         ((ids, states[..., :5], mask), "not (3, 6, 5)"),
+        ((ids, states[:2], mask[:2]), "features must belong to the rows of ids, not (2, 6, 32)"),
         ((ids, states, mask.float()), "mask must be bool (3, T, 6), not torch.float32"),
         ((ids, states, mask[:, :, :5]), "not torch.bool (3, 8, 5)"),
         ((ids, states, mask[:, :5]), "must have a row a token, not (3, 5, 6) for ids (3, 8)"),

@@ -322,6 +322,8 @@ def test_without_pictures_it_is_the_language_model(plain):
     x = torch.tensor([[5, 6, 7, 8, 9]])
     torch.testing.assert_close(model(x), model.language(x), atol=1e-6, rtol=1e-6)
     torch.testing.assert_close(model(x), theirs(input_ids=x).logits, atol=1e-5, rtol=1e-5)
+    none = torch.zeros(0, 96), torch.zeros(0, 3, dtype=torch.long)
+    assert torch.equal(model(x, *none), model(x)) and model.visual(*none).shape == (0, 32)
     mine = model.generate(x, max_new_tokens=5, eos_token_id=None)
     plain = minillm.generate(model.language, x, max_new_tokens=5, eos_token_id=None)
     assert mine.tolist() == plain.tolist()
@@ -378,7 +380,8 @@ def test_bad_input_is_refused_before_any_work(plain):
         ((ids, pixels, 0 * grids), "a grid of (0, 0, 0)"),
         ((ids, pixels[1:], grids), "(23, 96), the grids [[1, 4, 6]] want (24, 96)"),
         ((ids, pixels[:, 1:], grids), "(24, 95), the grids [[1, 4, 6]] want (24, 96)"),
-        ((ids[0], pixels, grids), "input_ids must be (B, T), not (13,)"),
+        ((ids[0], pixels, grids), "input_ids must be int64 or int32 (B, T), not torch.int64 (13,)"),
+        ((ids.float(), pixels, grids), "not torch.float32 (1, 13)"),
     ]:
         for call in (model, lambda *a: model.generate(*a, max_new_tokens=1)):
             with pytest.raises(ValueError, match=re.escape(message)):
