@@ -153,7 +153,8 @@ def cut_into_squares(
 ) -> tuple[Tensor, tuple[int, int, int]]:
     """Patches of a picture or a film in `merge_order`, one a row, and the grid that they make.
 
-    The grid is times, rows, columns. A patch spans `temporal_patch_size` frames; a still picture is shown that often.
+    The grid is times, rows, columns. A patch spans `temporal_patch_size` frames; a still picture is
+    shown that often.
     Shape: (channels, H, W) or (frames, channels, H, W)
         -> (times * rows * columns, channels * temporal_patch_size * patch_size^2).
     Raises: ValueError if frames, height or width do not divide.

@@ -1,6 +1,5 @@
 """The graders of two real readers accept right answers and say what is wrong with wrong ones."""
 
-import pytest
 import torch
 
 from minillm.exercises import grade
@@ -60,49 +59,56 @@ def theirs(scores, mask):
     return (scores + bias * mask.any(-1, keepdim=True)).softmax(-1)
 
 
-RIGHT = [
-    ("1", positions),
-    ("1", flat),
-    ("2", PREDICTED),
-    ("3", later),
-    ("4", safe),
-]
+RIGHT = {
+    "16_real_readers.1": positions,
+    "16_real_readers.2": PREDICTED,
+    "16_real_readers.3": later,
+    "16_real_readers.4": safe,
+}
 WRONG = [
-    ("1", counted, "how far did the picture move the text on"),
-    ("1", lambda x: positions(x, area=True), "is 8, its number"),
-    ("1", lambda x: positions(x, swap=True), "exchanged"),
-    ("1", lambda x: positions(x, shift=1), "delta is"),
-    ("1", lambda x: positions(x)[0], "the three rows and delta"),
-    ("1", lambda x: (positions(x)[0][:2], 0), "there should be three rows, not 2"),
-    ("1", lambda x: ([[0]] * 3, 0), "1 positions for 3 tokens"),
-    ("1", lambda x: ([[i + 1 for i in r] for r in positions(x)[0]], 0), "and should be 0"),
-    ("2", {**PREDICTED, PLACES: 1024}, "four of them become one"),
-    ("2", {**PREDICTED, FIRST: 266}, "the larger side"),
-    ("2", {**PREDICTED, DELTA: 240}, "less the number of tokens"),
-    ("2", {**PREDICTED, FIFTH: 290}, "what is delta"),
-    ("2", {**PREDICTED, WIDE: 16}, "width has the last"),
-    ("2", {**PREDICTED, COLUMN: 40}, "half by column"),
-    ("3", with_padding, "padding is counted"),
-    ("3", lambda m, d, n: later(m, 0 * d, n), "delta is missing"),
-    ("3", lambda m, d, n: later(m, d, n, shift=1), "all are off by 1"),
-    ("3", lambda m, d, n: later(m, d[:1], n), "should be [[2, 3], [2, 3]]"),
-    ("3", lambda m, d, n: later(m, d, n + 1), "return (1, 3), not (1, 4)"),
-    ("4", lambda s, m: s.masked_fill(~m, -torch.inf).softmax(-1), "NaN"),
-    ("4", theirs, "everything is allowed"),
-    ("4", lambda s, m: s.masked_fill(~m, -1e9).softmax(-1), "everything is allowed"),
-    ("4", lambda s, m: s.softmax(-1) * m, "not the softmax of the scores that it may see"),
-    ("4", lambda s, m: s[0], "return (3, 4)"),
-    ("4", lambda s, m: safe(s, m) + 0.5 * ~m.any(-1, keepdim=True), "should be zeros"),
+    ("16_real_readers.1", counted, "how far did the picture move the text on"),
+    ("16_real_readers.1", lambda x: positions(x, area=True), "is 8, its number"),
+    ("16_real_readers.1", lambda x: positions(x, swap=True), "exchanged"),
+    ("16_real_readers.1", lambda x: positions(x, shift=1), "delta is"),
+    ("16_real_readers.1", lambda x: positions(x)[0], "the three rows and delta"),
+    ("16_real_readers.1", lambda x: (positions(x)[0][:2], 0), "there should be three rows, not 2"),
+    ("16_real_readers.1", lambda x: ([[0]] * 3, 0), "1 positions for 3 tokens"),
+    (
+        "16_real_readers.1",
+        lambda x: ([[i + 1 for i in r] for r in positions(x)[0]], 0),
+        "and should be 0",
+    ),
+    ("16_real_readers.2", {**PREDICTED, PLACES: 1024}, "four of them become one"),
+    ("16_real_readers.2", {**PREDICTED, FIRST: 266}, "the larger side"),
+    ("16_real_readers.2", {**PREDICTED, DELTA: 240}, "less the number of tokens"),
+    ("16_real_readers.2", {**PREDICTED, FIFTH: 290}, "what is delta"),
+    ("16_real_readers.2", {**PREDICTED, WIDE: 16}, "width has the last"),
+    ("16_real_readers.2", {**PREDICTED, COLUMN: 40}, "half by column"),
+    ("16_real_readers.3", with_padding, "padding is counted"),
+    ("16_real_readers.3", lambda m, d, n: later(m, 0 * d, n), "delta is missing"),
+    ("16_real_readers.3", lambda m, d, n: later(m, d, n, shift=1), "all are off by 1"),
+    ("16_real_readers.3", lambda m, d, n: later(m, d[:1], n), "should be [[2, 3], [2, 3]]"),
+    ("16_real_readers.3", lambda m, d, n: later(m, d, n + 1), "return (1, 3), not (1, 4)"),
+    ("16_real_readers.4", lambda s, m: s.masked_fill(~m, -torch.inf).softmax(-1), "NaN"),
+    ("16_real_readers.4", theirs, "everything is allowed"),
+    (
+        "16_real_readers.4",
+        lambda s, m: s.masked_fill(~m, -1e9).softmax(-1),
+        "everything is allowed",
+    ),
+    (
+        "16_real_readers.4",
+        lambda s, m: s.softmax(-1) * m,
+        "not the softmax of the scores that it may see",
+    ),
+    ("16_real_readers.4", lambda s, m: s[0], "return (3, 4)"),
+    (
+        "16_real_readers.4",
+        lambda s, m: safe(s, m) + 0.5 * ~m.any(-1, keepdim=True),
+        "should be zeros",
+    ),
 ]
 
 
-@pytest.mark.parametrize(("number", "answer"), RIGHT)
-def test_right_answers_are_accepted(number, answer):
-    result = grade(f"16_real_readers.{number}", answer)
-    assert result.status == "correct", result
-
-
-@pytest.mark.parametrize(("number", "answer", "message"), WRONG)
-def test_wrong_answers_are_told_why(number, answer, message):
-    result = grade(f"16_real_readers.{number}", answer)
-    assert result.status == "wrong" and message in result.message, result
+def test_four_values_are_as_good_as_two():
+    assert grade("16_real_readers.1", flat).status == "correct"
