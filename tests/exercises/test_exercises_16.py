@@ -68,38 +68,23 @@ def after_the_mark(ids, mark, n):
     ).repeat_interleave(n)
 
 
-RIGHT = [
-    ("16.1", cut_patches),
-    ("16.1", lambda x, p: torch.nn.functional.unfold(x, p, stride=p).transpose(1, 2)),
-    ("16.2", COSTS),
-    ("16.3", pixel_shuffle),
-    ("16.3", by_hand),
-    ("16.4", picture_mask),
-    ("16.4", loop_mask),
-]
-
-
-@pytest.mark.parametrize(("which", "answer"), RIGHT)
-def test_right_answers(which, answer):
-    result = grade(which, answer)
-    assert result.status == "correct", result.message
-
-
+RIGHT = {"16.1": cut_patches, "16.2": COSTS, "16.3": by_hand, "16.4": loop_mask}
 WRONG = [
     ("16.1", lambda x, p: x.reshape(len(x), -1, x.shape[1] * p * p), "a reshape alone cuts strips"),
     ("16.1", columns_first, "go down the columns"),
     ("16.1", channels_last, "all pixels of a channel come first"),
     ("16.1", transposed_inside, "the first patch is"),
-    ("16.1", lambda x, p: x, r"\(B, N, channels p p\) is \(1, 6, 4\) here"),
+    ("16.1", lambda x, p: x, "(B, N, channels p p) is (1, 6, 4) here"),
     ("16.2", COSTS | {PATCHES: 24}, "patches along one side"),
     ("16.2", COSTS | {VECTORS: 196}, "patches, and one more"),
     ("16.2", COSTS | {WEIGHTS: 589_824}, "and a bias"),
     ("16.2", COSTS | {SCORES: 4}, "each patch reads each patch"),
     ("16.2", COSTS | {BYTES: 150_994_944}, "keys and values"),
+    ("16.2", COSTS | {DOUBLED: ...}, "not filled in"),
     ("16.3", strips, "a reshape alone joins 4 patches of one row"),
     ("16.3", by_columns, "within a square go along the rows"),
     ("16.3", channels_together, "keep the numbers of a patch together"),
-    ("16.3", lambda x, grid, r: x, r"the result is \(2, 2, 12\)"),
+    ("16.3", lambda x, grid, r: x, "the result is (2, 2, 12)"),
     ("16.3", lambda x, grid, r: pixel_shuffle(x, grid, r).flip(1), "the first vector is"),
     ("16.4", all_before, "sees the last picture before it, no earlier one"),
     ("16.4", after_the_mark, "the mark itself sees its picture"),
@@ -110,25 +95,14 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize(("which", "answer", "message"), WRONG)
-def test_wrong_answers(which, answer, message):
-    import re
-
-    result = grade(which, answer)
-    assert result.status == "wrong" and re.search(message, result.message), result.message
-
-
 @pytest.mark.parametrize(
     ("which", "answer"),
     [
-        ("16.1", lambda x, p: ...),
-        ("16.2", dict.fromkeys(COSTS, ...)),
-        ("16.3", lambda x, g, r: ...),
-        ("16.4", lambda *a: ...),
+        ("16.1", lambda x, p: torch.nn.functional.unfold(x, p, stride=p).transpose(1, 2)),
+        ("16.3", pixel_shuffle),
+        ("16.4", picture_mask),
     ],
 )
-def test_unsolved(which, answer):
-    def stub(*args): ...
-
-    result = grade(which, answer if isinstance(answer, dict) else stub)
-    assert result.status == "unsolved"
+def test_other_right_answers(which, answer):
+    result = grade(which, answer)
+    assert result.status == "correct", result.message
