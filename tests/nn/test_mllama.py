@@ -1,19 +1,11 @@
-"""Mllama's text model against transformers', its masks, gates, memory, files and bad input."""
+"""Mllama's text model against transformers', its masks, gates, memory and bad input."""
 
-import json
 import re
 
 import pytest
 import torch
 import transformers
-from safetensors.torch import load_file, save_file
-from transformers.models.mllama.configuration_mllama import MllamaConfig as TheirConfig
-from transformers.models.mllama.configuration_mllama import MllamaTextConfig
-from transformers.models.mllama.modeling_mllama import (
-    MllamaForCausalLM,
-    MllamaForConditionalGeneration,
-    _prepare_cross_attention_mask,
-)
+from mllama_checkpoints import CASES, IMAGE, V, batch, pair, run_theirs, theirs_masks
 from transformers.models.mllama.processing_mllama import (
     convert_sparse_cross_attention_mask_to_dense,
     get_cross_attention_token_mask,
@@ -26,59 +18,6 @@ from minillm.nn.mllama import EXTRA_TOKENS, MllamaConfig, MllamaText, picture_ma
 
 transformers.logging.set_verbosity_error()
 transformers.logging.disable_progress_bar()
-
-V, IMAGE = 50, 50
-BASE = {
-    "vocab_size": V, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 5,
-    "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 256,
-    "cross_attention_layers": [1, 3], "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 3,
-}  # fmt: skip
-LLAMA3 = {"rope_type": "llama3", "rope_theta": 5e4, "factor": 8.0, "low_freq_factor": 1.0,
-          "high_freq_factor": 4.0, "original_max_position_embeddings": 32}  # fmt: skip
-CASES = {
-    "plain": {},
-    "first-and-last": {"cross_attention_layers": [0, 2, 4], "num_key_value_heads": 4},
-    "side-by-side": {"cross_attention_layers": [1, 2, 3], "rope_parameters": LLAMA3},
-    "one-key-head": {"num_key_value_heads": 1, "num_attention_heads": 8, "hidden_act": "gelu",
-                     "rms_norm_eps": 1e-6},
-    "nowhere": {"cross_attention_layers": [], "num_hidden_layers": 2},
-}  # fmt: skip
-
-
-def pair(folder, **changes):
-    """The model of transformers with random weights and open gates, and ours from its files."""
-    theirs = MllamaForCausalLM(MllamaTextConfig(**{**BASE, **changes})).eval()
-    generator = torch.Generator().manual_seed(5)
-    with torch.no_grad():
-        for key, p in theirs.named_parameters():
-            norm = "norm" in key
-            p.copy_(0.25 * torch.randn(p.shape, generator=generator) + norm + ("gate" in key))
-    theirs.save_pretrained(folder)
-    return theirs, MllamaText.from_pretrained(folder)
-
-
-def batch(seed=0, rows=3, length=8, pictures=2, features=3):
-    """Ids (3, 8) whose pictures stand at 0 and 4, features (3, 6, 32), mask (3, 8, 6)."""
-    generator = torch.Generator().manual_seed(seed)
-    ids = torch.randint(4, V, (rows, length), generator=generator)
-    ids[:, 0] = IMAGE
-    if pictures > 1:
-        ids[:, 4] = IMAGE
-    states = torch.randn(rows, pictures * features, 32, generator=generator)
-    return ids, states, picture_mask(ids, IMAGE).repeat_interleave(features, 2)
-
-
-def theirs_masks(mask):
-    """Their two masks of ours, by their own function: tiles of one vision token each."""
-    return _prepare_cross_attention_mask(mask[:, :, :, None].float(), 1, torch.float32)
-
-
-def run_theirs(model, ids, states, mask, **options):
-    bias, rows = theirs_masks(mask)
-    return model(
-        input_ids=ids, cross_attention_states=states, cross_attention_mask=bias,
-        full_text_row_masked_out_mask=rows, **options,
-    )  # fmt: skip
 
 
 @pytest.fixture(params=CASES)
@@ -236,102 +175,6 @@ def test_who_may_look_where_is_what_the_processor_says():
         assert picture_mask(ids, 2).tolist() == theirs[..., 0].astype(bool).tolist()
 
 
-@torch.no_grad()
-def test_what_we_write_transformers_reads(both, tmp_path):
-    theirs, ours = both
-    ours.save_pretrained(tmp_path / "ours")
-    again, info = MllamaForCausalLM.from_pretrained(tmp_path / "ours", output_loading_info=True)
-    assert not any(info[kind] for kind in info), info
-    ids, states, mask = batch()
-    expected = run_theirs(theirs, ids, states, mask).logits
-    torch.testing.assert_close(run_theirs(again, ids, states, mask).logits, expected)
-    back = MllamaText.from_pretrained(tmp_path / "ours")
-    assert back.config == ours.config
-    assert torch.equal(back(ids, states, mask), ours(ids, states, mask))
-    theirs.save_pretrained(tmp_path / "shards", max_shard_size="20KB")
-    assert len(list((tmp_path / "shards").glob("*.safetensors"))) > 1
-    shards = MllamaText.from_pretrained(tmp_path / "shards", dtype=torch.float64)
-    assert shards.language.lm_head.weight.dtype == torch.float64
-
-
-TOWER = {
-    "hidden_size": 16, "num_hidden_layers": 1, "num_global_layers": 1, "attention_heads": 2,
-    "intermediate_size": 16, "vision_output_dim": 32, "image_size": 8, "patch_size": 4,
-    "max_num_tiles": 2, "intermediate_layers_indices": [0],
-    "supported_aspect_ratios": [[1, 1], [1, 2], [2, 1]],
-}  # fmt: skip
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("newer", [False, True])
-def test_a_tower_is_refused_by_name_or_left(newer, tmp_path):
-    config = TheirConfig(text_config=BASE, vision_config=TOWER, image_token_index=IMAGE)
-    theirs = MllamaForConditionalGeneration(config).eval()
-    theirs.save_pretrained(tmp_path)
-    if newer:  # the names that the model has in memory
-        save_file(theirs.state_dict(), tmp_path / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(ValueError, match=r"tower.*multi_modal_projector.bias.*text_only=True"):
-        MllamaText.from_pretrained(tmp_path)
-    ours = MllamaText.from_pretrained(tmp_path, text_only=True)
-    ids = torch.tensor([[5, 6, 7]])
-    expected = theirs(input_ids=ids).logits
-    torch.testing.assert_close(ours(ids), expected, atol=1e-5, rtol=1e-5)
-
-
-def damaged(folder, change, name="model.safetensors"):
-    tensors = load_file(folder / name)
-    change(tensors)
-    save_file(tensors, folder / name, metadata={"format": "pt"})
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (
-            lambda t: t.pop("model.layers.1.cross_attn_attn_gate"),
-            "missing: model.layers.1.cross_at",
-        ),
-        (lambda t: t.update(extra=torch.zeros(1)), "unexpected: extra"),
-        (
-            lambda t: t.update({"model.embed_tokens.weight": torch.zeros(V, 32)}),
-            r"model.embed_tokens.weight is \(50, 32\), the config wants \(58, 32\)",
-        ),
-        (
-            lambda t: [t.pop(k) for k in list(t) if ".layers.3." in k],
-            "layers are missing: 5 by the config, and weights of 4",
-        ),
-        (
-            lambda t: t.update({"language_model.lm_head.weight": torch.zeros(V, 32)}),
-            "lm_head.weight under two names",
-        ),
-    ],
-)
-def test_files_that_do_not_fit_are_refused_by_name(change, message, tmp_path):
-    pair(tmp_path)
-    damaged(tmp_path, change)
-    with pytest.raises(ValueError, match=message):
-        MllamaText.from_pretrained(tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"model_type": "llama"}, "'llama', and neither mllama_text_model nor mllama"),
-        ({"dropout": 0.1}, "dropout=0.1 of a mllama_text_model config is not computed"),
-        ({"cross_attention_layers": [7]}, r"\(7,\), but layers are 0 to 4"),
-        ({"cross_attention_layers": [3, 1]}, "must ascend"),
-        ({"cross_attention_layers": [0, 1, 2, 3, 4]}, "leave some of 5"),
-        ({"tie_word_embeddings": True}, "tie_word_embeddings=True"),
-    ],
-)
-def test_configs_that_are_not_computed_are_refused(changes, message, tmp_path):
-    pair(tmp_path)
-    path = tmp_path / "config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
-    with pytest.raises(ValueError, match=message):
-        MllamaText.from_pretrained(tmp_path)
-
-
 def test_bad_input_is_refused_before_any_work(tmp_path):
     _, model = pair(tmp_path)
     ids, states, mask = batch()
@@ -375,10 +218,3 @@ def test_weights_are_drawn_by_seed_and_leave_no_trace():
     first, again, other = (m.looks[0].mlp.up_proj.weight for m in models)
     assert torch.equal(first, again) and not torch.equal(first, other)
     assert models[0].num_parameters() == sum(p.numel() for p in models[0].parameters())
-
-
-def test_a_text_that_the_files_cannot_hold_is_not_saved(tmp_path):
-    model = MllamaText(MllamaConfig(ModelConfig(40, 32, 3, 4, 48), (1,)))
-    with pytest.raises(ValueError, match="bos_token_id=None"):
-        model.save_pretrained(tmp_path)
-    assert not list(tmp_path.iterdir())
