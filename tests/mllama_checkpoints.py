@@ -1,4 +1,4 @@
-"""Tiny text models of transformers' Mllama with random weights, and texts with features for them."""
+"""Tiny text models of Mllama with random weights, and texts with features of pictures for them."""
 
 import torch
 from transformers.models.mllama.configuration_mllama import MllamaTextConfig
