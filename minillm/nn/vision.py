@@ -236,7 +236,8 @@ class VisionTransformer(nn.Module):
             wanted = f"(B, {c.num_channels}, {c.size[0]}, {c.size[1]})"
             patches = f"in patches of {c.patch[0]} x {c.patch[1]}"
             raise ValueError(f"pictures {tuple(pixels.shape)} should be {wanted}, {patches}")
-        x = self.patch_embedding(pixels).flatten(2).mT  # (B, N, C)
+        weight = self.patch_embedding.weight
+        x = self.patch_embedding(pixels.to(weight.dtype)).flatten(2).mT  # (B, N, C)
         if self.class_embedding is not None:
             x = torch.cat([self.class_embedding.expand(len(x), 1, -1), x], dim=1)
         x = x + self.position_embedding.weight

@@ -40,7 +40,8 @@ def put_pictures(
     """Vectors of a text with features of pictures in the place of its placeholders, in order.
 
     Shape: embeddings (B, T, C), ids (B, T), features (..., C) -> (B, T, C)
-    Raises: ValueError that names both counts, if there are not as many features as placeholders.
+    Raises: ValueError that names both counts, if there are not as many features as placeholders,
+        or both sizes, if features are no vectors of the text's size.
     """
     here = ids == placeholder
     if features is None:
@@ -50,6 +51,9 @@ def put_pictures(
     count, given = int(here.sum()), features[..., 0].numel()
     if count != given:
         raise ValueError(f"{count} placeholders (id {placeholder}) in the text, {given} features")
+    if features.shape[-1] != embeddings.shape[-1]:
+        sizes = f"{features.shape[-1]} numbers, those of words {embeddings.shape[-1]}"
+        raise ValueError(f"features of pictures have {sizes}")
     return embeddings.masked_scatter(here[..., None], features.to(embeddings.dtype))
 
 

@@ -342,8 +342,9 @@ def _vision_data(config: VisionConfig) -> dict[str, Any]:
             data[name] = sides[0]
     if kind == "clip_vision_model":
         del data["vision_use_head"]
-    name = config.hidden_act
-    data["hidden_act"] = ACTIVATION_NAMES.get(name, name)
+    for key in ("hidden_act", "pooler_act"):
+        if key in data:
+            data[key] = ACTIVATION_NAMES.get(data[key], data[key])
     return {**data, "architectures": [_ARCHITECTURES[kind]]}
 
 

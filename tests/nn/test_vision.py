@@ -149,3 +149,13 @@ def test_pictures_of_another_size(shape):
     model = VisionTransformer(VisionConfig(image_size=(24, 32), patch_size=8))
     with pytest.raises(ValueError, match=r"should be \(B, 3, 24, 32\), in patches of 8 x 8"):
         model(torch.zeros(shape))
+
+
+def test_sixteen_bits_are_close_and_stay_sixteen():
+    config = VisionConfig("clip_vision_model", 24, 8, hidden_act="quick_gelu")
+    wide, narrow = VisionTransformer(config), VisionTransformer(config).bfloat16()
+    pixels = torch.rand(2, 3, 24, 24)  # as a decoder of pictures gives them
+    with torch.no_grad():
+        y = narrow(pixels)
+        assert y.dtype == torch.bfloat16
+        torch.testing.assert_close(y.float(), wide(pixels), atol=0.05, rtol=0.05)

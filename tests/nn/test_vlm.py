@@ -323,6 +323,8 @@ def test_put_pictures_fills_placeholders_in_order():
     assert torch.equal(y[ids == 9], features.flatten(0, 1))
     assert not y[ids != 9].any()
     assert put_pictures(x, ids, 7, None) is x
+    with pytest.raises(ValueError, match="features of pictures have 6 numbers, those of words 5"):
+        put_pictures(x, ids, 9, torch.zeros(2, 2, 6))
 
 
 def test_a_model_without_pictures_is_the_language_model():
