@@ -22,6 +22,8 @@ _PUBLIC = {
     "nn.seq2seq": ["CrossAttention", "EncoderDecoder", "Seq2SeqConfig", "shift_right"],
     "nn.vision": ["VisionConfig", "VisionTransformer"],
     "nn.vlm": ["GatedCrossAttentionLayer", "PictureConfig", "PictureLM", "put_pictures"],
+    "nn.qwen_vl": ["QwenVL", "QwenVLConfig", "QwenVisionConfig", "mrope_positions"],
+    "nn.mllama": ["MllamaConfig", "MllamaText", "picture_mask"],
     "nn.rope": ["RotaryEmbedding"],
     "nn.rope_scaling": ["rope_frequencies"],
     "nn.layers": ["ACTIVATIONS", "GatedMLP", "LayerNorm", "MLP", "RMSNorm"],

@@ -434,6 +434,13 @@ def _check_tensors(tensors: Mapping[str, Tensor], model: CausalLM, folder: Path)
     wanted = {k: tuple(v.shape) for k, v in model.state_dict().items()}
     if model.config.tie_word_embeddings:
         wanted.pop("lm_head.weight")
+    check_shapes(tensors, wanted, folder)
+
+
+def check_shapes(
+    tensors: Mapping[str, Tensor], wanted: Mapping[str, tuple[int, ...]], folder: Path
+) -> None:
+    """Raises: ValueError that names each tensor that is missing, unexpected or mis-shaped."""
     problems = []
     if missing := sorted(set(wanted) - set(tensors)):
         problems.append(f"missing: {_some(missing)}")
