@@ -275,6 +275,17 @@ def read_json(path: Path) -> dict[str, Any]:
     return content
 
 
+def write_tensors(path: Path, tensors: dict[str, torch.Tensor]) -> None:
+    """Write a safetensors file. Raises: OSError if the disk does not take it."""
+    from safetensors import SafetensorError
+    from safetensors.torch import save_file
+
+    try:
+        save_file(tensors, path, metadata={"format": "pt"})
+    except SafetensorError as error:
+        raise OSError(f"{path} could not be written: {error}") from error
+
+
 def write_json(path: Path, data: Mapping[str, Any]) -> None:
     """Write `data`, keys in order, in place of what was there."""
     with replacing(path) as temporary:

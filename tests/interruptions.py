@@ -9,6 +9,8 @@ import os
 from contextlib import contextmanager
 from pathlib import Path
 
+import safetensors.torch
+
 CALLS = ("mkdir", "replace", "rename", "unlink", "rmdir", "fsync", "chmod", "open")
 
 
@@ -76,9 +78,7 @@ class Interruption:
             self.real_open = io.open
             p.setattr(builtins, "open", self.open)
             p.setattr(io, "open", self.open)
-            import minillm.pretrained.load as load
-
-            p.setattr(load, "save_file", self.save_file(load.save_file))
+            p.setattr("safetensors.torch.save_file", self.save_file(safetensors.torch.save_file))
             yield self
 
 

@@ -17,13 +17,11 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from safetensors import SafetensorError
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from minillm.pretrained.load import tensors_of
 from minillm.pretrained.weights import join_qkv, layer_name, split_qkv
-from minillm.utils import read_json, recover, resolve, transaction, write_json
+from minillm.utils import read_json, recover, resolve, transaction, write_json, write_tensors
 
 __all__ = [
     "NF4_LEVELS",
@@ -415,10 +413,7 @@ def save_adapter(
     size = sum(t.nbytes for t in tensors.values())
     with transaction(folder, remove=["adapter_model.bin"], num_bytes=size) as staging:
         write_json(staging / _CONFIG, content)
-        try:
-            save_file(tensors, staging / _WEIGHTS, metadata={"format": "pt"})
-        except SafetensorError as error:
-            raise OSError(f"{folder / _WEIGHTS} could not be written: {error}") from error
+        write_tensors(staging / _WEIGHTS, tensors)
 
 
 def _written_targets(model: nn.Module, names: list[str]) -> list[str]:

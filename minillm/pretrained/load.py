@@ -18,7 +18,6 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
@@ -28,7 +27,7 @@ from minillm.nn.layers import ACTIVATIONS
 from minillm.pretrained.families import check_value
 from minillm.pretrained.weights import read_weights, write_weights
 from minillm.tokenizer.hf_wrapper import load_tokenizer
-from minillm.utils import read_json, recover, resolve, transaction, write_json
+from minillm.utils import read_json, recover, resolve, transaction, write_json, write_tensors
 
 __all__ = ["from_pretrained", "save_pretrained"]
 
@@ -51,7 +50,8 @@ def local_place(name: str | os.PathLike[str], revision: str | None = None) -> Pa
     """The folder or the GGUF file of that name, or else where the hub's files of that name lie.
 
     Of a folder that holds a GGUF file and nothing else of a checkpoint, that file; likewise of the
-    hub's. Where there are several, none is fetched.
+    hub's. Where there are several, none is fetched. A save of the folder that was interrupted is
+    completed first.
     Raises: FileNotFoundError if there is neither, or if the hub cannot be asked; ValueError for
         several GGUF files.
     """
@@ -59,6 +59,8 @@ def local_place(name: str | os.PathLike[str], revision: str | None = None) -> Pa
     if folder.is_file():
         return folder
     if folder.is_dir():
+        with suppress(OSError):  # not ours to write, or in use: then read where it lies
+            recover(folder)
         return _only_file(folder) or folder
     if folder.suffix == ".gguf":
         raise FileNotFoundError(f"no file {str(name)!r}")
@@ -133,7 +135,7 @@ def from_pretrained(
     Raises: ValueError if a weight is missing, unexpected or of another shape, each named, or if the
         family is unknown; FileNotFoundError if there is no such folder and no hub to ask.
     """
-    wanted, place = _dtype(dtype), local_place(name, revision)
+    wanted, place = read_dtype(dtype), local_place(name, revision)
     if place.is_file():
         model, tokenizer = _from_gguf(place, wanted, device)
     else:
@@ -149,15 +151,13 @@ def from_pretrained(
 def _from_folder(
     folder: Path, wanted: torch.dtype | None, device: torch.device | str | None
 ) -> tuple[CausalLM, Any]:
-    with suppress(OSError):  # not ours to write, or in use: then read where it lies
-        recover(folder)
     data = read_json(folder / "config.json")
     config = ModelConfig.from_dict({**data, **_ends(folder)})
     tensors = read_weights(read_tensors(folder), config)
     model = _fitting_model(config, tensors, folder)
     if wanted is None and len({v.dtype for v in tensors.values()}) > 1:
         given = data.get("dtype") or data.get("torch_dtype")
-        wanted = _dtype(given) or tensors["model.embed_tokens.weight"].dtype
+        wanted = read_dtype(given) or tensors["model.embed_tokens.weight"].dtype
     tensors = {
         k: v.to(device=device, dtype=None if _KEPT.search(k) else wanted)
         for k, v in tensors.items()
@@ -238,10 +238,7 @@ def save_pretrained(
             tokenizer.save(staging)
         write_json(staging / "config.json", {**model.config.to_dict(), "dtype": dtype})
         for name, shard in zip(names, shards, strict=True):
-            try:
-                save_file(shard, staging / name, metadata={"format": "pt"})
-            except SafetensorError as error:
-                raise OSError(f"{folder / name} could not be written: {error}") from error
+            write_tensors(staging / name, shard)
         if len(shards) > 1:
             places = {key: name for name, shard in zip(names, shards, strict=True) for key in shard}
             write_json(staging / INDEX, {"metadata": {"total_size": size}, "weight_map": places})
@@ -312,7 +309,7 @@ def _copy_weights(model: nn.Module) -> None:
             tensor.data = empty.set_(copies[key], *shape)
 
 
-def _dtype(given: torch.dtype | str | None) -> torch.dtype | None:
+def read_dtype(given: torch.dtype | str | None) -> torch.dtype | None:
     """The dtype of that name. Raises: ValueError if torch has none."""
     if given in (None, "auto"):
         return None

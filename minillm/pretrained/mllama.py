@@ -8,13 +8,10 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import save_file
 from torch import Tensor
 
 from minillm.config import ModelConfig
@@ -26,9 +23,10 @@ from minillm.pretrained.load import (
     check_savable,
     check_shapes,
     local_place,
+    read_dtype,
     read_tensors,
 )
-from minillm.utils import read_json, recover, resolve, transaction, write_json
+from minillm.utils import read_json, resolve, transaction, write_json, write_tensors
 
 __all__ = ["load", "read_config", "save"]
 
@@ -96,7 +94,7 @@ def load(
     name: str | os.PathLike[str],
     *,
     text_only: bool = False,
-    dtype: torch.dtype | None = None,
+    dtype: torch.dtype | str | None = None,
     device: torch.device | str | None = None,
     revision: str | None = None,
 ) -> MllamaText:
@@ -107,11 +105,7 @@ def load(
     Raises: ValueError if a weight is missing, unexpected or of another shape, each named, or if the
         config says what is not computed; FileNotFoundError if there is no such folder.
     """
-    if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
-        raise ValueError(f"dtype must be a torch.dtype of floating-point numbers, not {dtype!r}")
-    folder = local_place(name, revision)
-    with suppress(OSError):  # not ours to write, or in use: then read where it lies
-        recover(folder)
+    dtype, folder = read_dtype(dtype), local_place(name, revision)
     data = dict(read_json(folder / "config.json"))
     path = folder / "generation_config.json"
     ends = read_json(path).get("eos_token_id") if resolve(path).exists() else None
@@ -185,7 +179,4 @@ def save(model: MllamaText, folder: str | os.PathLike[str]) -> None:
     size = sum(t.nbytes for t in tensors.values())
     with transaction(folder, remove=MODEL_FILES, num_bytes=size) as staging:
         write_json(staging / "config.json", data)
-        try:
-            save_file(tensors, staging / WEIGHTS, metadata={"format": "pt"})
-        except SafetensorError as error:
-            raise OSError(f"{folder / WEIGHTS} could not be written: {error}") from error
+        write_tensors(staging / WEIGHTS, tensors)

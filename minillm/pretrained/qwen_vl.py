@@ -8,14 +8,11 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import save_file
 from torch import Tensor
 
 from minillm.config import ModelConfig
@@ -28,9 +25,10 @@ from minillm.pretrained.load import (
     check_savable,
     check_shapes,
     local_place,
+    read_dtype,
     read_tensors,
 )
-from minillm.utils import read_json, recover, resolve, transaction, write_json
+from minillm.utils import read_json, resolve, transaction, write_json, write_tensors
 
 __all__ = ["load", "read_config", "save"]
 
@@ -152,7 +150,7 @@ def _kernel(c: QwenVisionConfig) -> tuple[int, ...]:
 def load(
     name: str | os.PathLike[str],
     *,
-    dtype: torch.dtype | None = None,
+    dtype: torch.dtype | str | None = None,
     device: torch.device | str | None = None,
     revision: str | None = None,
 ) -> QwenVL:
@@ -162,11 +160,7 @@ def load(
     Raises: ValueError if a weight is missing, unexpected or of another shape, each named, or if the
         config says what is not computed; FileNotFoundError if there is no such folder.
     """
-    if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
-        raise ValueError(f"dtype must be a torch.dtype of floating-point numbers, not {dtype!r}")
-    folder = local_place(name, revision)
-    with suppress(OSError):  # not ours to write, or in use: then read where it lies
-        recover(folder)
+    dtype, folder = read_dtype(dtype), local_place(name, revision)
     data = read_json(folder / "config.json")
     config = read_config({**data, **_ends(folder, data)})
     tensors = _older_names(read_tensors(folder), folder)
@@ -281,7 +275,4 @@ def save(model: QwenVL, folder: str | os.PathLike[str]) -> None:
     size = sum(t.nbytes for t in tensors.values())
     with transaction(folder, remove=MODEL_FILES, num_bytes=size) as staging:
         write_json(staging / "config.json", data)
-        try:
-            save_file(tensors, staging / WEIGHTS, metadata={"format": "pt"})
-        except SafetensorError as error:
-            raise OSError(f"{folder / WEIGHTS} could not be written: {error}") from error
+        write_tensors(staging / WEIGHTS, tensors)

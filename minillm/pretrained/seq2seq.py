@@ -9,14 +9,11 @@ import os
 import re
 import warnings
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import save_file
 from torch import Tensor
 
 from minillm.nn.seq2seq import EncoderDecoder, Seq2SeqConfig, sinusoids
@@ -26,9 +23,10 @@ from minillm.pretrained.load import (
     WEIGHTS,
     ShapesAlone,
     local_place,
+    read_dtype,
     read_tensors,
 )
-from minillm.utils import read_json, recover, resolve, transaction, write_json
+from minillm.utils import read_json, resolve, transaction, write_json, write_tensors
 
 __all__ = ["load", "read_config", "save"]
 
@@ -131,7 +129,7 @@ def _embeddings(config: Seq2SeqConfig) -> list[str]:
 def load(
     name: str | os.PathLike[str],
     *,
-    dtype: torch.dtype | None = None,
+    dtype: torch.dtype | str | None = None,
     device: torch.device | str | None = None,
     revision: str | None = None,
 ) -> EncoderDecoder:
@@ -141,11 +139,7 @@ def load(
     Raises: ValueError if a weight is missing, unexpected or of another shape, each named, or if the
         config says what is not computed; FileNotFoundError if there is no such folder.
     """
-    if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
-        raise ValueError(f"dtype must be a torch.dtype of floating-point numbers, not {dtype!r}")
-    folder = local_place(name, revision)
-    with suppress(OSError):  # not ours to write, or in use: then read where it lies
-        recover(folder)
+    dtype, folder = read_dtype(dtype), local_place(name, revision)
     path = folder / "generation_config.json"
     generation = read_json(path) if resolve(path).exists() else None
     config = read_config(read_json(folder / "config.json"), generation)
@@ -252,7 +246,4 @@ def save(model: EncoderDecoder, folder: str | os.PathLike[str]) -> None:
         folder, remove=MODEL_FILES, num_bytes=sum(t.nbytes for t in tensors.values())
     ) as staging:
         write_json(staging / "config.json", config)
-        try:
-            save_file(tensors, staging / WEIGHTS, metadata={"format": "pt"})
-        except SafetensorError as error:
-            raise OSError(f"{folder / WEIGHTS} could not be written: {error}") from error
+        write_tensors(staging / WEIGHTS, tensors)

@@ -9,23 +9,27 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from minillm.config import ModelConfig
 from minillm.nn.vision import VisionConfig, VisionTransformer
 from minillm.nn.vlm import PictureConfig, PictureLM
 from minillm.pretrained.families import ACTIVATION_NAMES
-from minillm.pretrained.load import MODEL_FILES, WEIGHTS, ShapesAlone, local_place, read_tensors
+from minillm.pretrained.load import (
+    MODEL_FILES,
+    WEIGHTS,
+    ShapesAlone,
+    local_place,
+    read_dtype,
+    read_tensors,
+)
 from minillm.pretrained.weights import read_weights, write_weights
-from minillm.utils import read_json, recover, resolve, transaction, write_json
+from minillm.utils import read_json, resolve, transaction, write_json, write_tensors
 
 __all__ = ["load", "load_llava", "read_config", "read_llava_config", "save", "save_llava"]
 
@@ -224,22 +228,10 @@ def _check_layers(tensors: Mapping[str, Tensor], wanted: int, pattern: str, fold
         )
 
 
-def _open(
-    name: str | os.PathLike[str], dtype: torch.dtype | None, revision: str | None
-) -> tuple[Path, dict[str, Any], dict[str, Tensor]]:
-    """Folder, config and tensors. Raises: ValueError for a dtype without fractions."""
-    if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
-        raise ValueError(f"dtype must be a torch.dtype of floating-point numbers, not {dtype!r}")
-    folder = local_place(name, revision)
-    with suppress(OSError):  # not ours to write, or in use: then read where it lies
-        recover(folder)
-    return folder, read_json(folder / "config.json"), read_tensors(folder)
-
-
 def load(
     name: str | os.PathLike[str],
     *,
-    dtype: torch.dtype | None = None,
+    dtype: torch.dtype | str | None = None,
     device: torch.device | str | None = None,
     revision: str | None = None,
 ) -> VisionTransformer:
@@ -249,7 +241,8 @@ def load(
     Raises: ValueError if a weight is missing, unexpected or of another shape, each named, or if the
         config says what is not computed; FileNotFoundError if there is no such folder.
     """
-    folder, data, tensors = _open(name, dtype, revision)
+    dtype, folder = read_dtype(dtype), local_place(name, revision)
+    data, tensors = read_json(folder / "config.json"), read_tensors(folder)
     config = read_config(data)
     for prefix in ("vit.", "vision_model."):  # what stands beside the tower is left out
         inside = {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
@@ -269,7 +262,7 @@ def load(
 def load_llava(
     name: str | os.PathLike[str],
     *,
-    dtype: torch.dtype | None = None,
+    dtype: torch.dtype | str | None = None,
     device: torch.device | str | None = None,
     revision: str | None = None,
 ) -> PictureLM:
@@ -278,7 +271,8 @@ def load_llava(
     Raises: ValueError if a weight is missing, unexpected or of another shape, each named, or if the
         config says what is not computed; FileNotFoundError if there is no such folder.
     """
-    folder, data, tensors = _open(name, dtype, revision)
+    dtype, folder = read_dtype(dtype), local_place(name, revision)
+    data, tensors = read_json(folder / "config.json"), read_tensors(folder)
     ends = folder / "generation_config.json"
     config = read_llava_config(data)
     if resolve(ends).exists() and (eos := read_json(ends).get("eos_token_id")) is not None:
@@ -327,7 +321,9 @@ def _parts(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
 
 def _vision_data(config: VisionConfig) -> dict[str, Any]:
     """The `config.json` of a tower. Raises: ValueError for what transformers does not compute."""
-    data = {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(config).items()}
+    data: dict[str, Any] = {
+        k: list(v) if isinstance(v, tuple) else v for k, v in asdict(config).items()
+    }
     kind = config.model_type
     if kind == "vit":
         del data["vision_use_head"]
@@ -399,7 +395,4 @@ def _write(
     size = sum(t.nbytes for t in tensors.values())
     with transaction(folder, remove=MODEL_FILES, num_bytes=size) as staging:
         write_json(staging / "config.json", data)
-        try:
-            save_file(tensors, staging / WEIGHTS, metadata={"format": "pt"})
-        except SafetensorError as error:
-            raise OSError(f"{folder / WEIGHTS} could not be written: {error}") from error
+        write_tensors(staging / WEIGHTS, tensors)

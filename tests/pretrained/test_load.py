@@ -320,7 +320,7 @@ def test_a_failed_save_leaves_the_old_file(tmp_path, monkeypatch):
     def full(*args, **kwargs):
         raise OSError("No space left on device")
 
-    monkeypatch.setattr("minillm.pretrained.load.save_file", full)
+    monkeypatch.setattr("safetensors.torch.save_file", full)
     with pytest.raises(OSError, match="No space"):
         save_pretrained(CausalLM(model.config, seed=1), None, tmp_path)
     assert (tmp_path / "model.safetensors").read_bytes() == before

@@ -219,7 +219,7 @@ def test_a_disk_that_fills_up_while_tensors_are_written(tmp_path, monkeypatch):
     def full(tensors, path, **kwargs):
         raise load.SafetensorError("I/O error: No space left on device (os error 28)")
 
-    monkeypatch.setattr(load, "save_file", full)
+    monkeypatch.setattr("safetensors.torch.save_file", full)
     with pytest.raises(OSError, match=r"model\.safetensors could not be written: .*No space"):
         save_pretrained(*MODELS[1], tmp_path)
     assert contents(tmp_path) == before
