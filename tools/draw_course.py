@@ -42,7 +42,6 @@ AROUND = [
 
 # the shelf behind each part: height, what stands there
 DEEPER = [
-    (12.7, "16  two real readers of pictures"),
     (12.0, "01  the story language"),
     (11.3, "08  best path · speculative decoding · fast sampling"),
     (
