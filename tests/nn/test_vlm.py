@@ -187,9 +187,9 @@ def test_inputs_of_a_gated_layer_that_do_not_fit():
         layer(x[..., :23], keys_values)
     with pytest.raises(ValueError, match="x must be a tensor of floats, not list"):
         layer(x.tolist(), keys_values)
-    with pytest.raises(ValueError, match="must be what .* gave, not Tensor"):
+    with pytest.raises(ValueError, match=r"must be what .* gave, not Tensor"):
         layer(x, torch.randn(2, 7, 24))
-    with pytest.raises(ValueError, match="features must be a tensor of floats, not torch.int64"):
+    with pytest.raises(ValueError, match=r"features must be a tensor of floats, not torch.int64"):
         layer.keys_values(torch.ones(2, 7, 24).long())
 
 
