@@ -327,7 +327,9 @@ def _parts(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
 
 def _vision_data(config: VisionConfig) -> dict[str, Any]:
     """The `config.json` of a tower. Raises: ValueError for what transformers does not compute."""
-    data = {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(config).items()}
+    data: dict[str, Any] = {
+        k: list(v) if isinstance(v, tuple) else v for k, v in asdict(config).items()
+    }
     kind = config.model_type
     if kind == "vit":
         del data["vision_use_head"]
