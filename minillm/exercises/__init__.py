@@ -111,7 +111,7 @@ def check_numbers(
             return f"{question}: not filled in yet"
         if isinstance(value, bool) or not isinstance(value, int | float):
             return f"{question}: write a number, not {value!r}"
-        if abs(value - wanted) > 1e-6:
+        if not abs(value - wanted) <= 1e-6:  # NaN is wrong, too
             return f"{question}: not {value:,}; {hints[question]}"
     return None
 

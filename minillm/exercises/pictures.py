@@ -86,7 +86,7 @@ def pixel_shuffle(features: Tensor, grid: tuple[int, int], r: int) -> Tensor:
     "fewer, longer vectors: r x r times fewer placeholders, and nothing is thrown away",
 )
 def _pixel_shuffle(answer: Callable[[Tensor, tuple[int, int], int], Any]) -> str | None:
-    for rows, columns, C, r in ((2, 4, 3, 2), (4, 2, 2, 2), (3, 6, 2, 3)):
+    for rows, columns, C, r in ((2, 4, 3, 2), (4, 2, 2, 2), (3, 6, 2, 3), (4, 6, 1, 2)):
         features = torch.arange(2 * rows * columns * C).float().view(2, rows * columns, C)
         wanted = pixel_shuffle(features, (rows, columns), r)
         got = answer(features.clone(), (rows, columns), r)
@@ -102,6 +102,9 @@ def _pixel_shuffle(answer: Callable[[Tensor, tuple[int, int], int], Any]) -> str
             return f"{case}: keep the numbers of a patch together, one patch after the other"
         if torch.equal(got.sort(-1).values, wanted.sort(-1).values):
             return f"{case}: the right patches are joined; within a square go along the rows"
+        down = wanted.unflatten(1, (rows // r, columns // r)).transpose(1, 2).flatten(1, 2)
+        if torch.equal(got, down):
+            return f"{case}: the squares go down the columns; they should go along the rows"
         return f"{case}: the first vector is {got[0, 0].tolist()}"
     return None
 

@@ -16,9 +16,23 @@ from torch import Tensor, nn
 
 from minillm.nn.attention import attention
 from minillm.nn.layers import ACTIVATIONS, MLP, LayerNorm
-from minillm.nn.multihead import MultiHeadAttention, merge_heads, split_heads
+from minillm.nn.multihead import MultiHeadAttention, check_input, merge_heads, split_heads
 
-__all__ = ["AttentionPool", "VisionConfig", "VisionLayer", "VisionTransformer", "cut_patches"]
+__all__ = [
+    "AttentionPool",
+    "VisionConfig",
+    "VisionLayer",
+    "VisionTransformer",
+    "check_floats",
+    "cut_patches",
+]
+
+
+def check_floats(name: str, x: Tensor) -> None:
+    """Raises: ValueError, with name and type, unless x is a tensor of floats."""
+    if not isinstance(x, Tensor) or not x.is_floating_point():
+        given = x.dtype if isinstance(x, Tensor) else type(x).__name__
+        raise ValueError(f"{name} must be a tensor of floats, not {given}")
 
 
 def cut_patches(pixels: Tensor, patch_size: int | tuple[int, int]) -> Tensor:
@@ -27,7 +41,10 @@ def cut_patches(pixels: Tensor, patch_size: int | tuple[int, int]) -> Tensor:
     Shape: (B, channels, height, width) -> (B, N, channels * patch height * patch width)
     Raises: ValueError, with the sizes, if patches do not fill the picture.
     """
-    p, q = (patch_size, patch_size) if isinstance(patch_size, int) else patch_size
+    check_floats("pixels", pixels)
+    p, q = patch_size if isinstance(patch_size, tuple) else (patch_size, patch_size)
+    if any(type(n) is not int or n < 1 for n in (p, q)):
+        raise ValueError(f"patch_size must be a positive integer or two, not {patch_size!r}")
     if pixels.ndim != 4 or pixels.shape[2] % p or pixels.shape[3] % q:
         raise ValueError(f"pictures {tuple(pixels.shape)} cannot be cut into patches of {p} x {q}")
     grid = pixels.unflatten(3, (-1, q)).unflatten(2, (-1, p))  # (B, channels, rows, p, columns, q)
@@ -229,13 +246,17 @@ class VisionTransformer(nn.Module):
         """Vectors of the patches with their positions, the class token first if there is one.
 
         Shape: (B, channels, height, width) -> (B, N, C)
-        Raises: ValueError, with the sizes, for other pictures than those the config names.
+        Raises: ValueError for other pictures than those the config names, with the sizes, and for
+            pixels that are no floats, are NaN or infinite (looked for on the CPU alone).
         """
         c = self.config
+        check_floats("pixels", pixels)
         if pixels.ndim != 4 or pixels.shape[1:] != (c.num_channels, *c.size):
             wanted = f"(B, {c.num_channels}, {c.size[0]}, {c.size[1]})"
             patches = f"in patches of {c.patch[0]} x {c.patch[1]}"
             raise ValueError(f"pictures {tuple(pixels.shape)} should be {wanted}, {patches}")
+        if pixels.device.type == "cpu" and (bad := int((~pixels.isfinite()).sum())):
+            raise ValueError(f"{bad} of {pixels.numel()} pixels are NaN or infinite")
         weight = self.patch_embedding.weight
         x = self.patch_embedding(pixels.to(weight.dtype)).flatten(2).mT  # (B, N, C)
         if self.class_embedding is not None:
@@ -263,8 +284,9 @@ class VisionTransformer(nn.Module):
     def pool(self, features: Tensor) -> Tensor:
         """One vector for each picture, from what `forward` gave. Shape: (B, N, C) -> (B, C).
 
-        Raises: ValueError if the model has no head for it.
+        Raises: ValueError if the model has no head for it, or for features of another size.
         """
+        check_input(features, self.config.hidden_size)
         if self.config.model_type == "clip_vision_model":
             return self.post_layernorm(features[:, 0])
         if self.head is None:

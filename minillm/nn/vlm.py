@@ -21,7 +21,7 @@ from minillm.model import CausalLM
 from minillm.nn.attention import attention
 from minillm.nn.layers import ACTIVATIONS, GatedMLP, RMSNorm
 from minillm.nn.multihead import check_input, check_sizes, merge_heads, split_heads
-from minillm.nn.vision import VisionConfig, VisionTransformer
+from minillm.nn.vision import VisionConfig, VisionTransformer, check_floats
 
 __all__ = [
     "Beholder",
@@ -40,20 +40,30 @@ def put_pictures(
     """Vectors of a text with features of pictures in the place of its placeholders, in order.
 
     Shape: embeddings (B, T, C), ids (B, T), features (..., C) -> (B, T, C)
-    Raises: ValueError that names both counts, if there are not as many features as placeholders,
-        or both sizes, if features are no vectors of the text's size.
+    Raises: ValueError that names both counts, if there are not as many features as placeholders
+        or, with features (P, N, C), if a row's placeholders are no multiple of N; both sizes, if
+        features are no vectors of the text's size.
     """
+    check_floats("embeddings", embeddings)
+    if not isinstance(ids, Tensor) or ids.shape != embeddings.shape[:-1]:
+        given = tuple(ids.shape) if isinstance(ids, Tensor) else type(ids).__name__
+        raise ValueError(f"ids should be {tuple(embeddings.shape[:-1])}, not {given}")
     here = ids == placeholder
     if features is None:
         if not ids.is_cuda and (count := int(here.sum())):
             raise ValueError(f"{count} placeholders (id {placeholder}) in the text and no pictures")
         return embeddings
-    count, given = int(here.sum()), features[..., 0].numel()
-    if count != given:
-        raise ValueError(f"{count} placeholders (id {placeholder}) in the text, {given} features")
-    if features.shape[-1] != embeddings.shape[-1]:
-        sizes = f"{features.shape[-1]} numbers, those of words {embeddings.shape[-1]}"
-        raise ValueError(f"features of pictures have {sizes}")
+    check_floats("features", features)
+    C = embeddings.shape[-1]
+    if features.shape[-1:] != (C,):
+        raise ValueError(f"features {tuple(features.shape)} should be (..., {C}), as words are")
+    count, found = int(here.sum()), features.numel() // C
+    if count != found:
+        raise ValueError(f"{count} placeholders (id {placeholder}) in the text, {found} features")
+    rows = here.sum(-1)
+    if count and features.ndim == 3 and (rows % features.shape[1]).any():
+        each = f"not multiples of the {features.shape[1]} features of a picture"
+        raise ValueError(f"placeholders in the rows are {rows.tolist()}, {each}")
     return embeddings.masked_scatter(here[..., None], features.to(embeddings.dtype))
 
 
@@ -113,9 +123,9 @@ class PictureConfig:
         if isinstance(layers, list):
             object.__setattr__(self, "vision_feature_layer", tuple(layers))
         depth = self.vision_config.num_hidden_layers + 1
-        for i in self.feature_layers:
-            if type(i) is not int or not -depth <= i < depth:
-                raise ValueError(f"vision_feature_layer={layers!r}, there are {depth} states")
+        known = (type(i) is int and -depth <= i < depth for i in self.feature_layers)
+        if not self.feature_layers or not all(known):
+            raise ValueError(f"vision_feature_layer={layers!r}, there are {depth} states")
         if self.vision_feature_select_strategy not in ("default", "full"):
             given = self.vision_feature_select_strategy
             raise ValueError(f"vision_feature_select_strategy={given!r} is not default or full")
@@ -201,9 +211,12 @@ class PictureLM(nn.Module):
     ) -> Tensor:
         """Continue texts with pictures in them; the pictures are read once.
 
-        `options` are those of `minillm.generate`. A placeholder is never written.
+        `options` are those of `minillm.generate`, without compile. A placeholder is never written.
         Shape: (B, T) -> (B, T + new)
+        Raises: ValueError for compile=True, or as `forward` and `minillm.generate`.
         """
+        if options.get("compile"):
+            raise ValueError("compile=True: a step of a PictureLM cannot be compiled")
         features = None if pixels is None else self.picture_features(pixels)
         reader: Any = Beholder(self, features)
         return generate(reader, input_ids, **options)
@@ -276,6 +289,7 @@ class PictureAttention(nn.Module):
 
     def keys_values(self, features: Tensor) -> tuple[Tensor, Tensor]:
         """What the text will read. Shape: (B, S, C) -> (B, G, S, D) twice."""
+        check_floats("features", features)
         check_input(features, self.hidden_size)
         k, v = (split_heads(p(features), self.num_kv_heads) for p in (self.k_proj, self.v_proj))
         return self.k_norm(k).to(v.dtype), v
@@ -316,6 +330,7 @@ class GatedCrossAttentionLayer(nn.Module):
         eps: float = 1e-5,
     ) -> None:
         super().__init__()
+        check_sizes(hidden_size=hidden_size, intermediate_size=intermediate_size)
         self.input_layernorm = RMSNorm(hidden_size, eps=eps)
         self.cross_attn = PictureAttention(
             hidden_size, num_heads, num_kv_heads=num_kv_heads, eps=eps
@@ -336,14 +351,20 @@ class GatedCrossAttentionLayer(nn.Module):
 
         Shape: x (B, T, C), mask bool (B or 1, T or 1, S), True = may read -> (B, T, C).
         """
+        check_floats("x", x)
+        check_input(x, self.cross_attn.hidden_size)
+        if not isinstance(keys_values, tuple) or len(keys_values) != 2:
+            kind = type(keys_values).__name__
+            raise ValueError(f"keys_values must be what keys_values(features) gave, not {kind}")
         if mask is not None:
             B, T, S = len(x), x.shape[1], keys_values[0].shape[2]
-            fits = mask.ndim == 3 and all(
-                n in (1, size) for n, size in zip(mask.shape, (B, T, S), strict=True)
-            )
-            if not fits or mask.dtype != torch.bool:
-                wanted = f"bool (B, T, S) = {(B, T, S)}"
-                raise ValueError(f"mask must be {wanted}, not {mask.dtype} {tuple(mask.shape)}")
+            is_bool = isinstance(mask, Tensor) and mask.dtype == torch.bool and mask.ndim == 3
+            if not is_bool or any(
+                n not in (1, size) for n, size in zip(mask.shape, (B, T, S), strict=True)
+            ):
+                tensor = isinstance(mask, Tensor)
+                given = f"{mask.dtype} {tuple(mask.shape)}" if tensor else type(mask).__name__
+                raise ValueError(f"mask must be bool (B, T, S) = {(B, T, S)}, not {given}")
         heads = None if mask is None else mask[:, None]
         read = self.cross_attn(self.input_layernorm(x), keys_values, mask=heads)
         x = x + self.cross_attn_attn_gate.tanh() * read

@@ -35,6 +35,11 @@ def by_columns(features, grid, r):
     return x.permute(0, 1, 3, 4, 2, 5).flatten(3).flatten(1, 2)
 
 
+def squares_by_columns(features, grid, r):
+    x = features.unflatten(1, grid).unflatten(2, (-1, r)).unflatten(1, (-1, r))
+    return x.permute(0, 3, 1, 2, 4, 5).flatten(3).flatten(1, 2)
+
+
 def channels_together(features, grid, r):
     x = features.unflatten(1, grid).unflatten(2, (-1, r)).unflatten(1, (-1, r))
     return x.permute(0, 1, 3, 5, 2, 4).flatten(3).flatten(1, 2)
@@ -81,6 +86,8 @@ WRONG = [
     ("16.2", COSTS | {SCORES: 4}, "each patch reads each patch"),
     ("16.2", COSTS | {BYTES: 150_994_944}, "keys and values"),
     ("16.2", COSTS | {DOUBLED: ...}, "not filled in"),
+    ("16.2", COSTS | {VECTORS: float("nan")}, "patches, and one more"),
+    ("16.3", squares_by_columns, "the squares go down the columns"),
     ("16.3", strips, "a reshape alone joins 4 patches of one row"),
     ("16.3", by_columns, "within a square go along the rows"),
     ("16.3", channels_together, "keep the numbers of a patch together"),

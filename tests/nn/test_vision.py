@@ -137,6 +137,9 @@ def test_a_new_model_is_drawn_from_its_seed():
             r"\(1, 3, 24, 30\) cannot be cut .* 8 x 8",
         ),
         (lambda: cut_patches(torch.zeros(3, 24, 32), 8), r"\(3, 24, 32\) cannot be cut"),
+        (lambda: cut_patches(torch.zeros(1, 3, 24, 32), 0), "positive integer or two, not 0"),
+        (lambda: cut_patches(torch.zeros(1, 3, 24, 32), 8.0), "positive integer or two, not 8.0"),
+        (lambda: cut_patches([[0.0]], 8), "pixels must be a tensor of floats, not list"),
     ],
 )
 def test_what_cannot_be(call, message):
@@ -149,6 +152,27 @@ def test_pictures_of_another_size(shape):
     model = VisionTransformer(VisionConfig(image_size=(24, 32), patch_size=8))
     with pytest.raises(ValueError, match=r"should be \(B, 3, 24, 32\), in patches of 8 x 8"):
         model(torch.zeros(shape))
+
+
+@pytest.mark.parametrize(
+    ("pixels", "message"),
+    [
+        (torch.zeros(1, 3, 16, 16, dtype=torch.uint8), "tensor of floats, not torch.uint8"),
+        (torch.zeros(1, 3, 16, 16).tolist(), "tensor of floats, not list"),
+        (torch.zeros(1, 3, 16, 16).numpy(), "tensor of floats, not ndarray"),
+        (torch.full((1, 3, 16, 16), torch.nan), "768 of 768 pixels are NaN or infinite"),
+    ],
+)
+def test_pixels_that_are_no_numbers(pixels, message):
+    model = VisionTransformer(VisionConfig(image_size=16, patch_size=8))
+    with pytest.raises(ValueError, match=message):
+        model(pixels)
+
+
+def test_pooling_features_of_another_size():
+    config = VisionConfig("siglip_vision_model", 16, 8, vision_use_head=True)
+    with pytest.raises(ValueError, match=r"shape \(1, 4, 63\), expected \(B, T, 64\)"):
+        VisionTransformer(config).pool(torch.zeros(1, 4, 63))
 
 
 def test_sixteen_bits_are_close_and_stay_sixteen():

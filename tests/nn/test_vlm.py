@@ -160,6 +160,7 @@ def test_a_token_that_may_not_see_the_picture_stays_as_it_is():
         ),
         (lambda: GatedCrossAttentionLayer(24, 0, 8), "num_heads must be at least 1, not 0"),
         (lambda: GatedCrossAttentionLayer(24, 4, 8, activation="no"), "unknown activation 'no'"),
+        (lambda: GatedCrossAttentionLayer(24, 4, 0), "intermediate_size must be at least 1, not 0"),
     ],
 )
 def test_sizes_that_do_not_fit(call, message):
@@ -168,7 +169,7 @@ def test_sizes_that_do_not_fit(call, message):
 
 
 @pytest.mark.parametrize(
-    "mask", [torch.ones(2, 5, 6).bool(), torch.ones(5, 7).bool(), torch.ones(2, 5, 7)]
+    "mask", [torch.ones(2, 5, 6).bool(), torch.ones(5, 7).bool(), torch.ones(2, 5, 7), [[[True]]]]
 )
 def test_a_mask_that_does_not_fit(mask):
     layer = GatedCrossAttentionLayer(24, 4, 40)
@@ -177,6 +178,19 @@ def test_a_mask_that_does_not_fit(mask):
         layer(torch.randn(2, 5, 24), keys_values, mask=mask)
     with pytest.raises(ValueError, match="x has shape"):
         layer.keys_values(torch.randn(2, 7, 23))
+
+
+def test_inputs_of_a_gated_layer_that_do_not_fit():
+    layer, x = GatedCrossAttentionLayer(24, 4, 40), torch.randn(2, 5, 24)
+    keys_values = layer.keys_values(torch.randn(2, 7, 24))
+    with pytest.raises(ValueError, match=r"x has shape \(2, 5, 23\), expected \(B, T, 24\)"):
+        layer(x[..., :23], keys_values)
+    with pytest.raises(ValueError, match="x must be a tensor of floats, not list"):
+        layer(x.tolist(), keys_values)
+    with pytest.raises(ValueError, match=r"must be what .* gave, not Tensor"):
+        layer(x, torch.randn(2, 7, 24))
+    with pytest.raises(ValueError, match=r"features must be a tensor of floats, not torch.int64"):
+        layer.keys_values(torch.ones(2, 7, 24).long())
 
 
 @pytest.fixture(scope="module", params=LLAVAS)
@@ -310,6 +324,10 @@ def test_placeholders_and_features_that_do_not_match():
         )
     with pytest.raises(ValueError, match=r"2 placeholders \(id 3\) in the text and no pictures"):
         model(torch.tensor([[3, 3, 7]]))
+    with pytest.raises(ValueError, match="compile=True: a step of a PictureLM cannot be compiled"):
+        model.generate(
+            torch.tensor([[3, 3, 7]]), pixels=pixels, max_new_tokens=1, cache="static", compile=True
+        )
     with pytest.raises(ValueError, match="give pixels or features, not both"):
         model(torch.tensor([[3, 3, 7]]), pixels=pixels, features=torch.zeros(1, 2, 16))
     with pytest.raises(ValueError, match="logits_to_keep must not be negative: -1"):
@@ -323,8 +341,26 @@ def test_put_pictures_fills_placeholders_in_order():
     assert torch.equal(y[ids == 9], features.flatten(0, 1))
     assert not y[ids != 9].any()
     assert put_pictures(x, ids, 7, None) is x
-    with pytest.raises(ValueError, match="features of pictures have 6 numbers, those of words 5"):
-        put_pictures(x, ids, 9, torch.zeros(2, 2, 6))
+    shifted = torch.tensor([[9, 9, 9, 2], [3, 9, 1, 4]])  # the sum is right, no row is
+    with pytest.raises(ValueError, match=r"rows are \[3, 1\], not multiples of the 2 features"):
+        put_pictures(x, shifted, 9, features)
+    assert put_pictures(x, shifted, 9, features.flatten(0, 1)).shape == x.shape
+
+
+@pytest.mark.parametrize(
+    ("ids", "features", "message"),
+    [
+        ([[9, 1]], torch.zeros(1, 5), r"ids should be \(1, 2\), not list"),
+        (torch.tensor([[9, 1, 1]]), torch.zeros(1, 5), r"ids should be \(1, 2\), not \(1, 3\)"),
+        (torch.tensor([[9, 1]]), torch.zeros(1, 6), r"features \(1, 6\) should be \(\.\.\., 5\)"),
+        (torch.tensor([[9, 1]]), torch.tensor(1.0), r"features \(\) should be \(\.\.\., 5\)"),
+        (torch.tensor([[9, 1]]), [[0.0] * 5], "features must be a tensor of floats, not list"),
+        (torch.tensor([[9, 1]]), torch.ones(1, 5).long(), "tensor of floats, not torch.int64"),
+    ],
+)
+def test_put_pictures_refuses(ids, features, message):
+    with pytest.raises(ValueError, match=message):
+        put_pictures(torch.zeros(1, 2, 5), ids, 9, features)
 
 
 def test_a_model_without_pictures_is_the_language_model():
