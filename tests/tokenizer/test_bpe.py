@@ -55,7 +55,10 @@ def test_natural_text_has_tiktokens_ids_and_returns(tokenizer, native, name):
 
 
 # Characters younger than Python's tables are left out: tiktoken's may be too old to know them.
-unicode_text = st.text(st.characters(exclude_categories=["Cs", "Cn"]), max_size=80)
+# Special tokens, too: hypothesis tries strings that stand in our own code.
+unicode_text = st.text(st.characters(exclude_categories=["Cs", "Cn"]), max_size=80).filter(
+    lambda text: not any(token in text for token in (END, "<s>", "<x>"))
+)
 likely_text = st.text("the catT\n\r\t 12'sSlré中\u3000\x1c!.,", max_size=80)
 
 
