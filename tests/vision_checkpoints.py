@@ -33,11 +33,13 @@ TOWERS = {
     "vit-uneven-heads": ("vit", {"hidden_size": 26, "patch_size": 6}),
     "vit-pooler": ("vit", {"pooler_output_size": 7, "pooler_act": "relu", "layer_norm_eps": 1e-5}),
     "siglip": ("siglip", {}),
+    "siglip-left-over": ("siglip", {"image_size": 23, "patch_size": 6}),
     "siglip-one-head": ("siglip", {"num_attention_heads": 1, "patch_size": 12, "num_channels": 2}),
     "siglip-no-pool": ("siglip", {"vision_use_head": False, "hidden_act": "gelu"}),
     "siglip-one-layer": ("siglip", {"num_hidden_layers": 1, "hidden_size": 12, "patch_size": 4}),
     "clip": ("clip", {}),
     "clip-one-patch": ("clip", {"patch_size": 24, "intermediate_size": 7}),
+    "clip-left-over": ("clip", {"image_size": 17, "patch_size": 5}),
     "clip-gelu": ("clip", {"hidden_act": "gelu", "num_attention_heads": 6, "layer_norm_eps": 1e-3}),
 }
 

@@ -59,7 +59,8 @@ class VisionConfig:
         model_type: "vit" has a class token and a last norm; "siglip_vision_model" no class token;
             "clip_vision_model" a class token and a first norm, its patches have no bias, and the
             last norm is for the pooled vector alone.
-        image_size, patch_size: height and width, or one number for both.
+        image_size, patch_size: height and width, or one number for both. What whole patches leave
+            over at the right and at the bottom is not read (SigLIP: 384 pixels, patches of 14).
         qkv_bias: whether queries, keys and values have biases (False: ViT only).
         vision_use_head: whether there are weights that make one vector of a picture: ViT puts
             the class token through a layer, SigLIP asks its patches with one learned query.
@@ -102,10 +103,8 @@ class VisionConfig:
                 type(n) is not int or n < 1 for n in numbers
             ):
                 raise ValueError(f"{name} must be a positive integer, not {given!r}")
-        if any(size % patch for size, patch in zip(self.size, self.patch, strict=True)):
-            raise ValueError(
-                f"patches of {self.patch_size} do not fill pictures of {self.image_size}"
-            )
+        if any(size < patch for size, patch in zip(self.size, self.patch, strict=True)):
+            raise ValueError(f"no patch of {self.patch_size} in a picture of {self.image_size}")
         if self.hidden_size % self.num_attention_heads and self.model_type != "vit":
             heads = self.num_attention_heads
             raise ValueError(f"num_attention_heads={heads} do not divide {self.hidden_size=}")

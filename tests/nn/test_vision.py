@@ -115,12 +115,12 @@ def test_a_new_model_is_drawn_from_its_seed():
     [
         (lambda: VisionConfig("vit3"), "unknown model_type 'vit3'; known are vit, siglip"),
         (
-            lambda: VisionConfig(image_size=20, patch_size=8),
-            "patches of 8 do not fill pictures of 20",
+            lambda: VisionConfig(image_size=7, patch_size=8),
+            "no patch of 8 in a picture of 7",
         ),
         (
-            lambda: VisionConfig(image_size=(24, 20), patch_size=8),
-            r"do not fill pictures of \(24, 20",
+            lambda: VisionConfig(image_size=(24, 6), patch_size=8),
+            r"no patch of 8 in a picture of \(24, 6",
         ),
         (
             lambda: VisionConfig(image_size=(24, 20, 3)),
