@@ -187,6 +187,13 @@ def test_bad_input_is_refused_before_any_work(tmp_path):
         ((ids, states, mask.float()), "mask must be bool (3, T, 6), not torch.float32"),
         ((ids, states, mask[:, :, :5]), "not torch.bool (3, 8, 5)"),
         ((ids, states, mask[:, :5]), "must have a row a token, not (3, 5, 6) for ids (3, 8)"),
+        (([[5, 6]], states[:1]), "input_ids must be a tensor (B, T), not [[5, 6]]"),
+        ((ids[0], states), "input_ids must be a tensor (B, T), not (8,)"),
+        ((ids, [[0.5]]), "features must be a tensor of floats, not list"),
+        ((ids, states.long()), "features must be a tensor of floats, not torch.int64"),
+        ((ids, states.sum()), "features must be ('B', 'S', 32), not ()"),
+        ((ids, states, [[True]]), "mask must be a tensor, not [[True]]"),
+        ((ids, None, [[True]]), "mask must be a tensor, not [[True]]"),
     ]:
         for call in (model, lambda *a: model.generate(*a, max_new_tokens=1)):
             with pytest.raises(ValueError, match=re.escape(message)):
@@ -197,6 +204,11 @@ def test_bad_input_is_refused_before_any_work(tmp_path):
         model.generate(ids + V + EXTRA_TOKENS - ids, max_new_tokens=1)
     with pytest.raises(ValueError, match=r"input_ids must be \(B, T\)"):
         picture_mask(ids[0], IMAGE)
+    with pytest.raises(ValueError, match=r"input_ids must be a tensor, not \[\[5, 50\]\]"):
+        picture_mask([[5, IMAGE]], IMAGE)
+    for features, wrong in ((states.long(), None), ([[0.5]], None), (states, [[True]])):
+        with pytest.raises(ValueError, match="must be a tensor"):
+            model.look(features, wrong)
     assert not worked
     text = ModelConfig(40, 32, 2, 4, 48, model_type="qwen2")
     with pytest.raises(ValueError, match="family llama, not qwen2"):
