@@ -28,7 +28,7 @@ EXTRA_TOKENS = 8  # ids that have a vector and no score: the model may read them
 
 
 def picture_mask(input_ids: Tensor, image_token_id: int) -> Tensor:
-    """Which pictures each token may look at: the last one before it, and those joined to that one.
+    """Which pictures each token may look at: the last one up to it, and those joined to that one.
 
     A picture stands where its one token stands. Text before the first may look at none; pictures
     side by side are seen together by the text that follows.
