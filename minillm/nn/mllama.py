@@ -156,7 +156,7 @@ class MllamaText(nn.Module):
         Shape: ids and attention_mask (B, T), the others as `look` -> (B, T or logits_to_keep, V).
         Raises: ValueError as `look`, or for features and a mask of other rows than the ids.
         """
-        self._check_rows(input_ids, features, mask)
+        self._check_rows(input_ids, features, mask, attention_mask)
         prompt = self.look(features, mask)
         return prompt(input_ids, attention_mask=attention_mask, logits_to_keep=logits_to_keep)
 
@@ -179,12 +179,18 @@ class MllamaText(nn.Module):
             found = f"{mask.dtype} {tuple(mask.shape)}"
             raise ValueError(f"mask must be bool ({B}, T, {S}), not {found}")
 
-    def _check_rows(self, input_ids: Tensor, features: Tensor | None, mask: Tensor | None) -> None:
+    def _check_rows(
+        self,
+        input_ids: Tensor,
+        features: Tensor | None,
+        mask: Tensor | None,
+        attention_mask: Tensor | None,
+    ) -> None:
         """Raises: ValueError for features of other texts, or a mask that has not a row a token."""
         self._check_pictures(features, mask)
-        if not isinstance(input_ids, Tensor) or input_ids.ndim != 2:
-            found = tuple(input_ids.shape) if isinstance(input_ids, Tensor) else input_ids
-            raise ValueError(f"input_ids must be a tensor (B, T), not {found!r:.60}")
+        if input_ids is None:
+            raise ValueError("input_ids must be a tensor, not None")
+        self.language.model.prepare(input_ids, attention_mask, None, None)  # refuses other ids
         if features is not None and len(features) != len(input_ids):
             shapes = f"{tuple(features.shape)} for ids {tuple(input_ids.shape)}"
             raise ValueError(f"features must belong to the rows of ids, not {shapes}")
@@ -211,7 +217,7 @@ class MllamaText(nn.Module):
         """
         if options.get("compile"):
             raise ValueError("compile=True is for CausalLM: a MllamaText is not compiled")
-        self._check_rows(input_ids, features, mask)
+        self._check_rows(input_ids, features, mask, attention_mask)
         with torch.inference_mode():
             prompt: Any = self.look(features, mask)
         return generate(
