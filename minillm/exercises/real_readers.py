@@ -126,8 +126,8 @@ def _later(answer: Callable[[Tensor, Tensor, int], Any]) -> str | None:
 )
 def _rows(answer: Callable[[Tensor, Tensor], Any]) -> str | None:
     generator = torch.Generator().manual_seed(0)
-    for T, S in ((3, 4), (5, 2), (2, 6)):
-        scores = 3 * torch.randn(T, S, generator=generator)
+    for T, S, around in ((3, 4, 0), (5, 2, 0), (2, 6, 200), (4, 3, -200)):
+        scores = around + 3 * torch.randn(T, S, generator=generator)
         mask = torch.rand(T, S, generator=generator) < 0.6
         mask[0], mask[1:, 0] = False, True
         wanted = softmax(scores.masked_fill(~mask, -torch.inf), -1)
@@ -135,6 +135,8 @@ def _rows(answer: Callable[[Tensor, Tensor], Any]) -> str | None:
         if not isinstance(got, Tensor) or got.shape != wanted.shape:
             shape = tuple(got.shape) if isinstance(got, Tensor) else repr(got)
             return f"return {(T, S)}, not {shape}"
+        if got[1:].isnan().any():
+            return f"a row that may look gives NaN, with scores around {around}"
         if got.isnan().any():
             return "a forbidden row gives NaN: 0 / 0"
         if torch.allclose(got, wanted, atol=1e-6):
@@ -143,5 +145,6 @@ def _rows(answer: Callable[[Tensor, Tensor], Any]) -> str | None:
             if torch.allclose(got[0].sum(), torch.tensor(1.0)):
                 return "the forbidden row reads with weights that sum to 1: everything is allowed"
             return f"the forbidden row should be zeros, not {got[0].tolist()}"
-        return "a row that may look is not the softmax of the scores that it may see"
+        case = f", with scores around {around}" if around else ""
+        return f"a row that may look is not the softmax of the scores that it may see{case}"
     return None

@@ -19,6 +19,7 @@ from minillm.config import ModelConfig
 from minillm.generation.decoding import FROM_CONFIG, generate
 from minillm.generation.sampling import GREEDY
 from minillm.model import CausalLM
+from minillm.nn.vision import check_floats
 from minillm.nn.vlm import GatedCrossAttentionLayer
 
 __all__ = ["EXTRA_TOKENS", "MllamaConfig", "MllamaPrompt", "MllamaText", "picture_mask"]
@@ -27,13 +28,15 @@ EXTRA_TOKENS = 8  # ids that have a vector and no score: the model may read them
 
 
 def picture_mask(input_ids: Tensor, image_token_id: int) -> Tensor:
-    """Which pictures each token may look at: the last one before it, and those joined to that one.
+    """Which pictures each token may look at: the last one up to it, and those joined to that one.
 
     A picture stands where its one token stands. Text before the first may look at none; pictures
     side by side are seen together by the text that follows.
     Shape: (B, T) -> (B, T, pictures) bool, as many pictures as the row that has most.
     Source: the processor of Llama 3.2 Vision.
     """
+    if not isinstance(input_ids, Tensor):
+        raise ValueError(f"input_ids must be a tensor, not {input_ids!r:.60}")
     if input_ids.ndim != 2 or not input_ids.numel():
         raise ValueError(f"input_ids must be (B, T), not {tuple(input_ids.shape)}")
     rows = [(row == image_token_id).nonzero().flatten().tolist() for row in input_ids]
@@ -133,18 +136,9 @@ class MllamaText(nn.Module):
         Shape: features (B, S, C), mask (B, T, S) bool, True where a token of the prompt may look.
         Raises: ValueError for features of another width, or a mask that does not fit.
         """
+        self._check_pictures(features, mask)
         if features is None:
-            if mask is not None:
-                raise ValueError(f"a mask {tuple(mask.shape)} of pictures, and no pictures")
             return MllamaPrompt(self, None, None)
-        wanted = ("B", "S", self.config.text.hidden_size)
-        if features.ndim != 3 or features.shape[2] != wanted[2] or not features.numel():
-            raise ValueError(f"features must be {wanted}, not {tuple(features.shape)}")
-        if mask is not None:
-            B, S = features.shape[:2]
-            if mask.dtype != torch.bool or mask.ndim != 3 or mask.shape[::2] != (B, S):
-                found = f"{mask.dtype} {tuple(mask.shape)}"
-                raise ValueError(f"mask must be bool ({B}, T, {S}), not {found}")
         layers: Any = self.looks
         return MllamaPrompt(self, [layer.keys_values(features) for layer in layers], mask)
 
@@ -162,12 +156,41 @@ class MllamaText(nn.Module):
         Shape: ids and attention_mask (B, T), the others as `look` -> (B, T or logits_to_keep, V).
         Raises: ValueError as `look`, or for features and a mask of other rows than the ids.
         """
-        self._check_rows(input_ids, features, mask)
+        self._check_rows(input_ids, features, mask, attention_mask)
         prompt = self.look(features, mask)
         return prompt(input_ids, attention_mask=attention_mask, logits_to_keep=logits_to_keep)
 
-    def _check_rows(self, input_ids: Tensor, features: Tensor | None, mask: Tensor | None) -> None:
+    def _check_pictures(self, features: Tensor | None, mask: Tensor | None) -> None:
+        """Raises: ValueError for features of another width, or a mask that does not fit."""
+        if mask is not None and not isinstance(mask, Tensor):
+            raise ValueError(f"mask must be a tensor, not {mask!r:.60}")
+        if features is None:
+            if mask is not None:
+                raise ValueError(f"a mask {tuple(mask.shape)} of pictures, and no pictures")
+            return
+        check_floats("features", features)
+        wanted = ("B", "S", self.config.text.hidden_size)
+        if features.ndim != 3 or features.shape[2] != wanted[2] or not features.numel():
+            raise ValueError(f"features must be {wanted}, not {tuple(features.shape)}")
+        B, S = features.shape[:2]
+        if mask is None:
+            return
+        if mask.dtype != torch.bool or mask.ndim != 3 or mask.shape[::2] != (B, S):
+            found = f"{mask.dtype} {tuple(mask.shape)}"
+            raise ValueError(f"mask must be bool ({B}, T, {S}), not {found}")
+
+    def _check_rows(
+        self,
+        input_ids: Tensor,
+        features: Tensor | None,
+        mask: Tensor | None,
+        attention_mask: Tensor | None,
+    ) -> None:
         """Raises: ValueError for features of other texts, or a mask that has not a row a token."""
+        self._check_pictures(features, mask)
+        if input_ids is None:
+            raise ValueError("input_ids must be a tensor, not None")
+        self.language.model.prepare(input_ids, attention_mask, None, None)  # refuses other ids
         if features is not None and len(features) != len(input_ids):
             shapes = f"{tuple(features.shape)} for ids {tuple(input_ids.shape)}"
             raise ValueError(f"features must belong to the rows of ids, not {shapes}")
@@ -194,7 +217,7 @@ class MllamaText(nn.Module):
         """
         if options.get("compile"):
             raise ValueError("compile=True is for CausalLM: a MllamaText is not compiled")
-        self._check_rows(input_ids, features, mask)
+        self._check_rows(input_ids, features, mask, attention_mask)
         with torch.inference_mode():
             prompt: Any = self.look(features, mask)
         return generate(

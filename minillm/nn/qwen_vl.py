@@ -22,6 +22,7 @@ from minillm.model import CausalLM
 from minillm.nn.layers import ACTIVATIONS, MLP, LayerNorm
 from minillm.nn.multihead import MultiHeadAttention
 from minillm.nn.rope import RotaryEmbedding, Rotation, rope_periods
+from minillm.nn.vision import check_floats
 
 __all__ = [
     "PatchMerger",
@@ -42,7 +43,9 @@ __all__ = [
 
 def check_grids(grids: Tensor, merge_size: int) -> None:
     """Raises: ValueError unless grids are (pictures, 3), positive, squares in each."""
-    if grids.ndim != 2 or grids.shape[1] != 3 or grids.is_floating_point():
+    if not isinstance(grids, Tensor):
+        raise ValueError(f"grids must be a tensor, not {grids!r:.60}")
+    if grids.ndim != 2 or grids.shape[1] != 3 or grids.dtype not in (torch.int64, torch.int32):
         found = f"{grids.dtype} {tuple(grids.shape)}"
         raise ValueError(
             f"grids are whole numbers (pictures, 3): times, rows, columns; not {found}"
@@ -72,6 +75,9 @@ def mrope_positions(
     Raises: ValueError if placeholders and features do not match, or grids do not divide.
     Source: Wang et al. 2024 (Qwen2-VL), section 2.1.
     """
+    for x in (input_ids,) if attention_mask is None else (input_ids, attention_mask):
+        if not isinstance(x, Tensor):
+            raise ValueError(f"ids and mask must be tensors, not {x!r:.60}")
     whole = input_ids.dtype in (torch.int64, torch.int32)
     if input_ids.ndim != 2 or not input_ids.numel() or not whole:
         found = f"{input_ids.dtype} {tuple(input_ids.shape)}"
@@ -97,15 +103,17 @@ def mrope_positions(
         while i < len(is_picture):
             sizes = next(pictures) if is_picture[i] else (1, 1, 1)
             part = torch.cartesian_prod(*map(torch.arange, sizes)).view(-1, 3).T + start
-            if is_picture[i] and not all(is_picture[i : i + part.shape[1]]):
+            held = is_picture[i : i + part.shape[1]]
+            if is_picture[i] and not all(held):
                 raise ValueError(
                     f"a picture of {part.shape[1]} features begins at token {i} of row {row}, and "
                     f"text interrupts its placeholders"
                 )
+            if len(held) < part.shape[1]:
+                counts = f"{len(held)} of the {part.shape[1]} placeholders of its last picture"
+                raise ValueError(f"row {row} ends after {counts}")
             parts.append(part)
             i, start = i + part.shape[1], int(part.max()) + 1
-        if i > len(is_picture):
-            raise ValueError(f"row {row} ends before its last picture's placeholders do")
         positions[:, row, mask] = torch.cat(parts, 1)
         delta[row] = start - len(is_picture)
     return positions.to(input_ids.device), delta.to(input_ids.device)
@@ -159,6 +167,7 @@ def cut_into_squares(
         -> (times * rows * columns, channels * temporal_patch_size * patch_size^2).
     Raises: ValueError if frames, height or width do not divide.
     """
+    check_floats("picture", picture)
     P, M, F = patch_size, merge_size, temporal_patch_size
     if picture.ndim not in (3, 4):
         raise ValueError(f"a picture is (channels, H, W), not {tuple(picture.shape)}")
@@ -294,8 +303,9 @@ class VisionTower(nn.Module):
         self.merger = PatchMerger(c.embed_dim, c.hidden_size, c.spatial_merge_size)
 
     def check(self, pixels: Tensor, grids: Tensor) -> None:
-        """Raises: ValueError if grids do not divide, or patches do not fit them."""
+        """Raises: ValueError if grids do not divide, or pixels are no floats that fit them."""
         c = self.config
+        check_floats("pixels", pixels)
         check_grids(grids, c.spatial_merge_size)
         wanted = (int(grids.prod(1).sum()), c.patch_numbers)
         if pixels.shape != wanted:

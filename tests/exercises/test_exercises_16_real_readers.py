@@ -101,6 +101,16 @@ WRONG = [
         lambda s, m: s.softmax(-1) * m,
         "not the softmax of the scores that it may see",
     ),
+    (
+        "16_real_readers.4",
+        lambda s, m: s.masked_fill(~m, -100.0).softmax(-1) * m,
+        "that it may see, with scores around -200",
+    ),
+    (
+        "16_real_readers.4",
+        lambda s, m: s.exp() * m / ((s.exp() * m).sum(-1, keepdim=True) + 1e-9),
+        "gives NaN, with scores around 200",
+    ),
     ("16_real_readers.4", lambda s, m: s[0], "return (3, 4)"),
     (
         "16_real_readers.4",

@@ -179,7 +179,8 @@ def test_bad_input_is_refused_before_any_work(tmp_path):
     _, model = pair(tmp_path)
     ids, states, mask = batch()
     worked = []
-    model.language.model.embed_tokens.register_forward_hook(lambda *_: worked.append(1))
+    for part in (model.language.model.embed_tokens, model.looks[0].cross_attn.k_proj):
+        part.register_forward_hook(lambda *_: worked.append(1))
     for arguments, message in [
         ((ids, None, mask), "a mask (3, 8, 6) of pictures, and no pictures"),
         ((ids, states[..., :5], mask), "not (3, 6, 5)"),
@@ -187,16 +188,33 @@ def test_bad_input_is_refused_before_any_work(tmp_path):
         ((ids, states, mask.float()), "mask must be bool (3, T, 6), not torch.float32"),
         ((ids, states, mask[:, :, :5]), "not torch.bool (3, 8, 5)"),
         ((ids, states, mask[:, :5]), "must have a row a token, not (3, 5, 6) for ids (3, 8)"),
+        (([[5, 6]], states[:1]), "ids, mask and positions must be tensors, not [[5, 6]]"),
+        ((None, states), "input_ids must be a tensor, not None"),
+        ((ids[0], states), "input_ids must be int64 or int32 (B, T), not torch.int64 (8,)"),
+        ((ids.float(), states, mask), "input_ids must be int64 or int32 (B, T), not torch.float32"),
+        ((ids, [[0.5]]), "features must be a tensor of floats, not list"),
+        ((ids, states.long()), "features must be a tensor of floats, not torch.int64"),
+        ((ids, states.sum()), "features must be ('B', 'S', 32), not ()"),
+        ((ids, states, [[True]]), "mask must be a tensor, not [[True]]"),
+        ((ids, None, [[True]]), "mask must be a tensor, not [[True]]"),
     ]:
         for call in (model, lambda *a: model.generate(*a, max_new_tokens=1)):
             with pytest.raises(ValueError, match=re.escape(message)):
                 call(*arguments)
+    for call in (model, lambda *a, **k: model.generate(*a, max_new_tokens=1, **k)):
+        with pytest.raises(ValueError, match=r"must be tensors, not \[\[1"):
+            call(ids, states, mask, attention_mask=[[1] * 8] * 3)
     with pytest.raises(ValueError, match="compile=True"):
         model.generate(ids, states, mask, max_new_tokens=1, compile=True)
     with pytest.raises(ValueError, match=f"id {V + EXTRA_TOKENS}, the vocabulary ids 0 to 57"):
         model.generate(ids + V + EXTRA_TOKENS - ids, max_new_tokens=1)
     with pytest.raises(ValueError, match=r"input_ids must be \(B, T\)"):
         picture_mask(ids[0], IMAGE)
+    with pytest.raises(ValueError, match=r"input_ids must be a tensor, not \[\[5, 50\]\]"):
+        picture_mask([[5, IMAGE]], IMAGE)
+    for features, wrong in ((states.long(), None), ([[0.5]], None), (states, [[True]])):
+        with pytest.raises(ValueError, match="must be a tensor"):
+            model.look(features, wrong)
     assert not worked
     text = ModelConfig(40, 32, 2, 4, 48, model_type="qwen2")
     with pytest.raises(ValueError, match="family llama, not qwen2"):

@@ -382,16 +382,25 @@ def test_bad_input_is_refused_before_any_work(plain):
         ((ids, pixels[:, 1:], grids), "(24, 95), the grids [[1, 4, 6]] want (24, 96)"),
         ((ids[0], pixels, grids), "input_ids must be int64 or int32 (B, T), not torch.int64 (13,)"),
         ((ids.float(), pixels, grids), "not torch.float32 (1, 13)"),
+        (([[5, 6]],), "ids and mask must be tensors, not [[5, 6]]"),
+        ((None,), "ids and mask must be tensors, not None"),
+        ((ids, pixels, [[1, 4, 6]]), "grids must be a tensor, not [[1, 4, 6]]"),
+        ((ids, pixels, grids.bool()), "not torch.bool (1, 3)"),
+        ((ids, [[0.5]], grids), "pixels must be a tensor of floats, not list"),
+        ((ids, pixels.long(), grids), "pixels must be a tensor of floats, not torch.int64"),
     ]:
         for call in (model, lambda *a: model.generate(*a, max_new_tokens=1)):
             with pytest.raises(ValueError, match=re.escape(message)):
                 call(*arguments)
     with pytest.raises(ValueError, match="differ in shape"):
         model(ids, pixels, grids, attention_mask=mask[:, 1:])
+    for call in (model, lambda *a, **k: model.generate(*a, max_new_tokens=1, **k)):
+        with pytest.raises(ValueError, match=r"ids and mask must be tensors, not \[\[1"):
+            call(ids, pixels, grids, attention_mask=mask.tolist())
     with pytest.raises(ValueError, match="compile=True"):
         model.generate(ids, pixels, grids, max_new_tokens=1, compile=True)
     end = torch.tensor([[5, 6, IMAGE, IMAGE], [IMAGE, IMAGE, 5, 6]])
-    with pytest.raises(ValueError, match="row 0 ends before its last picture's placeholders do"):
+    with pytest.raises(ValueError, match="row 0 ends after 2 of the 4 placeholders of its last"):
         mrope_positions(end, torch.tensor([[1, 4, 4]]), **BOTH)
     assert not worked
     prompt = model.read(ids, pixels, grids)
@@ -410,6 +419,8 @@ def test_bad_input_is_refused_before_any_work(plain):
         (lambda: cut_into_squares(torch.zeros(3, 8, 12), 4), "8 x 12 pixels do not divide"),
         (lambda: cut_into_squares(torch.zeros(3, 3, 8, 8), 4), "3 frames of 8 x 8"),
         (lambda: cut_into_squares(torch.zeros(8, 8), 4), r"not \(8, 8\)"),
+        (lambda: cut_into_squares([[0.5]], 4), "picture must be a tensor of floats, not list"),
+        (lambda: cut_into_squares(torch.ones(3, 8, 8).int(), 4), "floats, not torch.int32"),
         (lambda: mrope(RotaryEmbedding(8), torch.zeros(3, 1, 2), (1, 1, 1)), r"\[1, 1, 1\]"),
         (lambda: mrope(RotaryEmbedding(8), torch.zeros(1, 2), (2, 1, 1)), r"\(3, B, T\), not"),
         (lambda: PatchMerger(4, 8)(torch.zeros(1, 6, 4)), "6 patches do not make groups of 4"),
