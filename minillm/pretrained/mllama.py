@@ -141,10 +141,9 @@ def _text_alone(tensors: Mapping[str, Tensor], text_only: bool, folder: Path) ->
     """
     tower = sorted(name for name in tensors if _VISION.match(name))
     if tower and not text_only:
-        some = f"{', '.join(tower[:3])} and {len(tower) - 3} more"
         raise ValueError(
-            f"{folder} holds a vision tower, which is not computed: {some}; text_only=True reads "
-            f"the text model without it"
+            f"{folder} holds a vision tower, which is not computed: {len(tower)} weights, first "
+            f"{tower[0]}; text_only=True reads the text model without it"
         )
     found: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
