@@ -9,6 +9,7 @@ Explained in notebooks/deeper/16_real_readers.ipynb. Computes what Hugging Face'
 import os
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -101,8 +102,12 @@ def mrope_positions(
         is_picture = marks[mask].tolist()
         parts, i, start = [torch.zeros(3, 0, dtype=torch.long)], 0, 0
         while i < len(is_picture):
-            sizes = next(pictures) if is_picture[i] else (1, 1, 1)
-            part = torch.cartesian_prod(*map(torch.arange, sizes)).view(-1, 3).T + start
+            if is_picture[i]:
+                part = (
+                    torch.cartesian_prod(*map(torch.arange, next(pictures))).view(-1, 3).T + start
+                )
+            else:
+                part = torch.full((3, 1), start)
             held = is_picture[i : i + part.shape[1]]
             if is_picture[i] and not all(held):
                 raise ValueError(
@@ -320,10 +325,12 @@ class VisionTower(nn.Module):
         Raises: ValueError as `check`.
         """
         self.check(pixels, grids)
-        c, features = self.config, []
-        sizes = grids.prod(1).tolist()
-        for patches, (t, h, w) in zip(pixels.split(sizes), grids.tolist(), strict=True):
-            x = self.patch_embed(patches.to(self.patch_embed.weight.dtype)).view(t, h * w, -1)
+        c, features, first = self.config, [], 0
+        for (h, w), alike in groupby(grids.tolist(), key=lambda grid: grid[1:]):
+            frames = sum(t for t, _, _ in alike)  # pictures of one size are read side by side
+            last = first + frames * h * w
+            patches, first = pixels[first:last], last
+            x = self.patch_embed(patches.to(self.patch_embed.weight.dtype)).view(frames, h * w, -1)
             rope = patch_rotation(
                 h,
                 w,
