@@ -453,6 +453,20 @@ def check_shapes(
         raise ValueError(f"{folder} does not fit its config: " + "; ".join(problems))
 
 
+def write_checkpoint(
+    folder: str | os.PathLike[str], config: Mapping[str, Any], tensors: Mapping[str, Tensor]
+) -> None:
+    """Write `config.json` and `model.safetensors`, all at once, in the place of an older model.
+
+    Raises: OSError if the disk is too small.
+    """
+    tensors = {name: tensor.contiguous() for name, tensor in tensors.items()}
+    size = sum(tensor.nbytes for tensor in tensors.values())
+    with transaction(Path(folder), remove=MODEL_FILES, num_bytes=size) as staging:
+        write_json(staging / "config.json", config)
+        write_tensors(staging / WEIGHTS, tensors)
+
+
 def _some(names: list[str], limit: int = 20) -> str:
     more = f" and {len(names) - limit} more" if len(names) > limit else ""
     return ", ".join(names[:limit]) + more

@@ -17,16 +17,15 @@ from torch import Tensor
 from minillm.config import ModelConfig
 from minillm.nn.mllama import MllamaConfig, MllamaText
 from minillm.pretrained.load import (
-    MODEL_FILES,
-    WEIGHTS,
     ShapesAlone,
     check_savable,
     check_shapes,
     local_place,
     read_dtype,
     read_tensors,
+    write_checkpoint,
 )
-from minillm.utils import read_json, resolve, transaction, write_json, write_tensors
+from minillm.utils import read_json, resolve
 
 __all__ = ["load", "read_config", "save"]
 
@@ -162,11 +161,11 @@ def save(model: MllamaText, folder: str | os.PathLike[str]) -> None:
 
     Raises: ValueError for a config that the files cannot hold; OSError if the disk is too small.
     """
-    folder, config = Path(folder), model.config
+    config = model.config
     check_savable(config.text)
     if config.text.bos_token_id is None:
         raise ValueError("bos_token_id=None: the files of Mllama hold a number there")
-    tensors = {theirs: t.detach().cpu().contiguous() for _, theirs, t in _named(model)}
+    tensors = {theirs: t.detach().cpu() for _, theirs, t in _named(model)}
     data = config.text.to_dict()
     for key in ("attention_bias", "mlp_bias", "attention_dropout", "head_dim"):
         data.pop(key, None)
@@ -175,7 +174,4 @@ def save(model: MllamaText, folder: str | os.PathLike[str]) -> None:
     data |= {"model_type": _KIND, "architectures": ["MllamaForCausalLM"]}
     data["cross_attention_layers"] = list(config.cross_attention_layers)
     data["dtype"] = str(tensors["lm_head.weight"].dtype).removeprefix("torch.")
-    size = sum(t.nbytes for t in tensors.values())
-    with transaction(folder, remove=MODEL_FILES, num_bytes=size) as staging:
-        write_json(staging / "config.json", data)
-        write_tensors(staging / WEIGHTS, tensors)
+    write_checkpoint(folder, data, tensors)

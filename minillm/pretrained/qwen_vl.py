@@ -19,16 +19,15 @@ from minillm.config import ModelConfig
 from minillm.nn.qwen_vl import QwenVisionConfig, QwenVL, QwenVLConfig
 from minillm.pretrained.families import ACTIVATION_NAMES
 from minillm.pretrained.load import (
-    MODEL_FILES,
-    WEIGHTS,
     ShapesAlone,
     check_savable,
     check_shapes,
     local_place,
     read_dtype,
     read_tensors,
+    write_checkpoint,
 )
-from minillm.utils import read_json, resolve, transaction, write_json, write_tensors
+from minillm.utils import read_json, resolve
 
 __all__ = ["load", "read_config", "save"]
 
@@ -258,7 +257,7 @@ def save(model: QwenVL, folder: str | os.PathLike[str]) -> None:
 
     Raises: ValueError for a config that the files cannot hold; OSError if the disk is too small.
     """
-    folder, config = Path(folder), model.config
+    config = model.config
     check_savable(config.text)
     tensors: dict[str, Tensor] = {}
     for ours, tensor in model.state_dict().items():
@@ -269,10 +268,7 @@ def save(model: QwenVL, folder: str | os.PathLike[str]) -> None:
             tensor = torch.cat([tensors[key], tensor]) if key in tensors else tensor
         if key == "visual.patch_embed.proj.weight":
             tensor = tensor.reshape(_kernel(config.vision))
-        tensors[key] = tensor.contiguous()
+        tensors[key] = tensor
     data = _write_config(config)
     data["dtype"] = str(model.language.lm_head.weight.dtype).removeprefix("torch.")
-    size = sum(t.nbytes for t in tensors.values())
-    with transaction(folder, remove=MODEL_FILES, num_bytes=size) as staging:
-        write_json(staging / "config.json", data)
-        write_tensors(staging / WEIGHTS, tensors)
+    write_checkpoint(folder, data, tensors)

@@ -19,14 +19,14 @@ from torch import Tensor
 from minillm.nn.seq2seq import EncoderDecoder, Seq2SeqConfig, sinusoids
 from minillm.pretrained.families import ACTIVATION_NAMES
 from minillm.pretrained.load import (
-    MODEL_FILES,
-    WEIGHTS,
     ShapesAlone,
+    check_shapes,
     local_place,
     read_dtype,
     read_tensors,
+    write_checkpoint,
 )
-from minillm.utils import read_json, resolve, transaction, write_json, write_tensors
+from minillm.utils import read_json, resolve
 
 __all__ = ["load", "read_config", "save"]
 
@@ -147,7 +147,8 @@ def load(
     _check_layers(tensors, config, folder)
     with torch.device("meta"), ShapesAlone():
         model = EncoderDecoder(config)
-    _check(tensors, model, folder)
+    wanted = {_file_name(k): tuple(v.shape) for k, v in model.state_dict().items()}
+    check_shapes({_file_name(k): v for k, v in tensors.items()}, wanted, folder)
     dtype = dtype or tensors["encoder.embed_tokens.weight"].dtype
     state = {k: v.to(device=device, dtype=dtype, copy=True) for k, v in tensors.items()}
     model.load_state_dict(state, strict=False, assign=True)
@@ -200,31 +201,13 @@ def _check_layers(tensors: Mapping[str, Tensor], config: Seq2SeqConfig, folder: 
             raise ValueError(f"{folder} does not fit its config: {message}")
 
 
-def _check(tensors: Mapping[str, Tensor], model: EncoderDecoder, folder: Path) -> None:
-    """Raises: ValueError that names each tensor that is missing, unexpected or mis-shaped."""
-    wanted = {k: tuple(v.shape) for k, v in model.state_dict().items()}
-    problems = []
-    if missing := sorted(map(_file_name, wanted.keys() - tensors.keys())):
-        problems.append(f"missing: {', '.join(missing[:20])}")
-    if extra := sorted(map(_file_name, tensors.keys() - wanted.keys())):
-        problems.append(f"unexpected: {', '.join(extra[:20])}")
-    for name in sorted(wanted.keys() & tensors.keys()):
-        if tuple(tensors[name].shape) != wanted[name]:
-            shapes = f"{tuple(tensors[name].shape)}, the config wants {wanted[name]}"
-            problems.append(f"{_file_name(name)} is {shapes}")
-        if not tensors[name].is_floating_point():
-            problems.append(f"{_file_name(name)} holds {tensors[name].dtype}, no floating point")
-    if problems:
-        raise ValueError(f"{folder} does not fit its config: " + "; ".join(problems))
-
-
 def save(model: EncoderDecoder, folder: str | os.PathLike[str]) -> None:
     """Write `config.json` and `model.safetensors`, all at once, in the place of an older model.
 
     Raises: OSError if the disk is too small.
     """
-    folder, c = Path(folder), model.config
-    state = {k: v.detach().cpu().contiguous() for k, v in model.state_dict().items()}
+    c = model.config
+    state = {k: v.detach().cpu() for k, v in model.state_dict().items()}
     if c.model_type == "marian":
         state = {k: v for k, v in state.items() if "embed_positions" not in k}
     tied = _embeddings(c)
@@ -242,8 +225,4 @@ def save(model: EncoderDecoder, folder: str | os.PathLike[str]) -> None:
     if c.model_type == "bart":
         for key in ("decoder_vocab_size", "share_encoder_decoder_embeddings"):
             del config[key]
-    with transaction(
-        folder, remove=MODEL_FILES, num_bytes=sum(t.nbytes for t in tensors.values())
-    ) as staging:
-        write_json(staging / "config.json", config)
-        write_tensors(staging / WEIGHTS, tensors)
+    write_checkpoint(folder, config, tensors)

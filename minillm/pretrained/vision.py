@@ -14,22 +14,22 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from minillm.config import ModelConfig
 from minillm.nn.vision import VisionConfig, VisionTransformer
 from minillm.nn.vlm import PictureConfig, PictureLM
 from minillm.pretrained.families import ACTIVATION_NAMES
 from minillm.pretrained.load import (
-    MODEL_FILES,
-    WEIGHTS,
     ShapesAlone,
+    check_shapes,
     local_place,
     read_dtype,
     read_tensors,
+    write_checkpoint,
 )
 from minillm.pretrained.weights import read_weights, write_weights
-from minillm.utils import read_json, resolve, transaction, write_json, write_tensors
+from minillm.utils import read_json, resolve
 
 __all__ = ["load", "load_llava", "read_config", "read_llava_config", "save", "save_llava"]
 
@@ -197,26 +197,6 @@ def _from_file(tensors: Mapping[str, Tensor], config: VisionConfig) -> dict[str,
     return found
 
 
-def _check(
-    tensors: Mapping[str, Tensor], model: nn.Module, folder: Path, leave_out: tuple[str, ...] = ()
-) -> None:
-    """Raises: ValueError that names each tensor that is missing, unexpected or mis-shaped."""
-    wanted = {k: tuple(v.shape) for k, v in model.state_dict().items() if k not in leave_out}
-    problems = []
-    if missing := sorted(wanted.keys() - tensors.keys()):
-        problems.append(f"missing: {', '.join(missing[:20])}")
-    if extra := sorted(tensors.keys() - wanted.keys()):
-        problems.append(f"unexpected: {', '.join(extra[:20])}")
-    for name in sorted(wanted.keys() & tensors.keys()):
-        if tuple(tensors[name].shape) != wanted[name]:
-            shape = tuple(tensors[name].shape)
-            problems.append(f"{name} is {shape}, the config wants {wanted[name]}")
-        if not tensors[name].is_floating_point():
-            problems.append(f"{name} holds {tensors[name].dtype}, no floating point")
-    if problems:
-        raise ValueError(f"{folder} does not fit its config: " + "; ".join(problems))
-
-
 def _check_layers(tensors: Mapping[str, Tensor], wanted: int, pattern: str, folder: Path) -> None:
     """Raises: ValueError, before a model is made, if the config has layers without any weight."""
     layers = {int(m[1]) for name in tensors if (m := re.match(pattern, name))}
@@ -253,7 +233,7 @@ def load(
     ours = _from_file(tensors, config)
     with torch.device("meta"), ShapesAlone():
         model = VisionTransformer(config)
-    _check(ours, model, folder)
+    check_shapes(ours, {k: tuple(v.shape) for k, v in model.state_dict().items()}, folder)
     state = {k: v.to(device=device, dtype=dtype, copy=True) for k, v in ours.items()}
     model.load_state_dict(state, assign=True)
     return model.eval()
@@ -292,8 +272,10 @@ def load_llava(
     ours |= {f"language_model.{k}": v for k, v in written.items()} | parts[""]
     with torch.device("meta"), ShapesAlone():
         model = PictureLM(config)
-    tied = config.text_config.tie_word_embeddings
-    _check(ours, model, folder, ("language_model.lm_head.weight",) if tied else ())
+    wanted = {k: tuple(v.shape) for k, v in model.state_dict().items()}
+    if config.text_config.tie_word_embeddings:
+        wanted.pop("language_model.lm_head.weight")
+    check_shapes(ours, wanted, folder)
     state = {k: v.to(device=device, dtype=dtype, copy=True) for k, v in ours.items()}
     model.load_state_dict(state, strict=False, assign=True)
     model.language_model.tie_weights()
@@ -352,7 +334,8 @@ def save(model: VisionTransformer, folder: str | os.PathLike[str]) -> None:
     """
     data = _vision_data(model.config)
     state = {k: v.detach().cpu() for k, v in model.state_dict().items()}
-    _write(folder, data, _to_file(state, model.config))
+    data["dtype"] = _dtype_name(state)
+    write_checkpoint(folder, data, _to_file(state, model.config))
 
 
 def save_llava(model: PictureLM, folder: str | os.PathLike[str]) -> None:
@@ -383,16 +366,10 @@ def save_llava(model: PictureLM, folder: str | os.PathLike[str]) -> None:
     }
     text = write_weights(parts["language_model."], c.text_config)
     tensors |= {f"language_model.{k}": v for k, v in text.items()} | parts[""]
-    _write(folder, data, tensors)
+    data["dtype"] = _dtype_name(tensors)
+    write_checkpoint(folder, data, tensors)
 
 
-def _write(
-    folder: str | os.PathLike[str], data: dict[str, Any], tensors: Mapping[str, Tensor]
-) -> None:
-    folder = Path(folder)
-    tensors = {k: v.contiguous() for k, v in tensors.items()}
-    data["dtype"] = str(next(iter(tensors.values())).dtype).removeprefix("torch.")
-    size = sum(t.nbytes for t in tensors.values())
-    with transaction(folder, remove=MODEL_FILES, num_bytes=size) as staging:
-        write_json(staging / "config.json", data)
-        write_tensors(staging / WEIGHTS, tensors)
+def _dtype_name(tensors: Mapping[str, Tensor]) -> str:
+    """What a config calls the dtype of the first tensor."""
+    return str(next(iter(tensors.values())).dtype).removeprefix("torch.")
