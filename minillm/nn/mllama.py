@@ -7,7 +7,7 @@ Mllama does with features of pictures, where their mask is right (see `MllamaTex
 # Built from notebooks/deeper/16_real_readers.ipynb: edit there, then make build.
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,8 +16,7 @@ from torch import Tensor, nn
 
 from minillm.cache.base import KVCache
 from minillm.config import ModelConfig
-from minillm.generation.decoding import FROM_CONFIG, generate
-from minillm.generation.sampling import GREEDY
+from minillm.generation.decoding import generate
 from minillm.model import CausalLM
 from minillm.nn.vision import check_floats
 from minillm.nn.vlm import GatedCrossAttentionLayer
@@ -206,7 +205,6 @@ class MllamaText(nn.Module):
         *,
         max_new_tokens: int,
         attention_mask: Tensor | None = None,
-        sampler: Callable[[Tensor, Tensor], Tensor] = GREEDY,
         **options: Any,
     ) -> Tensor:
         """Continue each row; new tokens look where the last of the prompt looks.
@@ -225,8 +223,7 @@ class MllamaText(nn.Module):
             input_ids,
             max_new_tokens=max_new_tokens,
             attention_mask=attention_mask,
-            sampler=sampler,
-            **{"eos_token_id": FROM_CONFIG, **options},
+            **options,
         )
 
     def num_parameters(self) -> int:

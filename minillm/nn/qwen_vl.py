@@ -7,7 +7,7 @@ Explained in notebooks/deeper/16_real_readers.ipynb. Computes what Hugging Face'
 # Built from notebooks/deeper/16_real_readers.ipynb: edit there, then make build.
 
 import os
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
@@ -17,8 +17,7 @@ from torch import Tensor, nn
 
 from minillm.cache.base import KVCache
 from minillm.config import ModelConfig
-from minillm.generation.decoding import FROM_CONFIG, generate
-from minillm.generation.sampling import GREEDY
+from minillm.generation.decoding import generate
 from minillm.model import CausalLM
 from minillm.nn.layers import ACTIVATIONS, MLP, LayerNorm
 from minillm.nn.multihead import MultiHeadAttention
@@ -468,7 +467,6 @@ class QwenVL(nn.Module):
         *,
         max_new_tokens: int,
         attention_mask: Tensor | None = None,
-        sampler: Callable[[Tensor, Tensor], Tensor] = GREEDY,
         **options: Any,
     ) -> Tensor:
         """Continue each row; `options` are those of `minillm.generate`, but for `compile`.
@@ -485,8 +483,7 @@ class QwenVL(nn.Module):
             input_ids,
             max_new_tokens=max_new_tokens,
             attention_mask=attention_mask,
-            sampler=sampler,
-            **{"eos_token_id": FROM_CONFIG, **options},
+            **options,
         )
 
     def num_parameters(self) -> int:

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from minillm.cache.base import KVCache, make_cache
-from minillm.generation.decoding import FROM_CONFIG, check_prompt, generate
+from minillm.generation.decoding import check_prompt, generate
 from minillm.generation.sampling import GREEDY, end_ids
 from minillm.model import product_dtype
 from minillm.nn.attention import attention, build_mask
@@ -565,7 +565,7 @@ class EncoderDecoder(nn.Module):
             max_new_tokens=max_new_tokens,
             sampler=choose,
             attention_mask=decoder_attention_mask,
-            **{"eos_token_id": FROM_CONFIG, **options},
+            **options,
         )
 
     def num_parameters(self) -> int:
