@@ -179,7 +179,56 @@ def test_check_names_the_command_that_mends(root):
     assert "both were edited" in build.drift(root)[0]
 
 
+def test_after_a_pull_the_next_edit_is_one_edit(root):
+    git(root, "init")
+    git(root, "add", ".")
+    git(root, "commit", "-m", "start")
+    edit(root / "minillm" / "toy.py", "a + b", "b + a")
+    assert build.pull(root) == ["01_toy.ipynb"] and build.drift(root) == []
+    edit(root / "minillm" / "toy.py", "b + a", "a + b + 0")
+    assert "the module was edited, run make pull" in build.drift(root)[0]
+    edit(root / "minillm" / "toy.py", "a + b + 0", "b + a")
+    edit(root / "notebooks" / "01_toy.ipynb", "b + a", "0 + a + b")
+    assert "the notebook was edited, run make build" in build.drift(root)[0]
+    build.build(root)
+    edit(root / "notebooks" / "01_toy.ipynb", "0 + a + b", "1 + a + b - 1")
+    assert "the notebook was edited, run make build" in build.drift(root)[0]
+    (root / build.AGREED).write_text("not ours", encoding="utf-8")
+    assert "both were edited" in build.drift(root)[0]
+
+
+def test_pull_says_what_moved_and_what_is_new(root, capsys):
+    edit(
+        root / "minillm" / "toy.py",
+        "class Pair:",
+        "def new() -> int:\n    return 1\n\n\nclass Pair:",
+    )
+    assert build.main(["pull", "--root", str(root)]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "pull: 01_toy.ipynb",
+        "  new: notebooks/01_toy.ipynb, cell 4",
+    ]
+    text = (root / "minillm" / "toy.py").read_text(encoding="utf-8")
+    function = 'def add(a: int, b: int) -> int:\n    """The sum."""\n    return a + b\n'
+    assert function in text
+    text = text.replace(function, "").rstrip("\n") + f"\n\n\n{function}"
+    (root / "minillm" / "toy.py").write_text(text, encoding="utf-8")
+    assert build.main(["pull", "--root", str(root)]) == 0
+    places = "from notebooks/01_toy.ipynb, cell 2 to notebooks/01_toy.ipynb, cell 4"
+    assert f"  add moved {places}\n" in capsys.readouterr().out
+
+
+def test_all_modules_are_formatted_at_once_as_each_alone(root, monkeypatch):
+    owned = build.owners(root)
+    alone = {module: build.render(book, module, root) for module, book in owned.items()}
+    started, run = [], subprocess.run
+    monkeypatch.setattr(subprocess, "run", lambda *a, **k: started.append(a[0][1]) or run(*a, **k))
+    assert build.render_all(owned, root) == alone
+    assert started == ["check", "format"]
+
+
 def test_check_by_clock_where_there_is_no_git(root, monkeypatch):
+    (root / build.AGREED).unlink()
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(root.parent))
     edit(root / "minillm" / "toy.py", "a + b", "b + a")
     os.utime(root / "notebooks" / "01_toy.ipynb", (1, 1))

@@ -27,12 +27,15 @@ import ast
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from difflib import SequenceMatcher
 from functools import cache
+from hashlib import sha256
 from pathlib import Path
 from typing import NoReturn
 
@@ -431,15 +434,19 @@ def module_name(root: Path, path: str | Path) -> str:
     return ".".join(parts[parts.index("minillm") + 1 :] if "minillm" in parts else parts)
 
 
+OURS = 'lint.isort.known-first-party = ["minillm"]'
+RUFF = (
+    ["check", "--select", "I,RUF022", "--fix-only", "--quiet", "--config", OURS],
+    ["format", "--quiet"],
+)
+
+
 @cache
 def ruff(text: str, name: str, root: Path) -> str:
     """Sort imports and format, with the settings of pyproject.toml."""
     from ruff import find_ruff_bin
 
-    for command in (
-        ["check", "--select", "I,RUF022", "--fix-only", "--quiet"],
-        ["format", "--quiet"],
-    ):
+    for command in RUFF:
         command = [find_ruff_bin(), *command, "--stdin-filename", shown(name), "-"]
         done = subprocess.run(command, input=text, capture_output=True, encoding="utf-8", cwd=root)
         if done.returncode:
@@ -450,6 +457,31 @@ def ruff(text: str, name: str, root: Path) -> str:
 
 def render(notebook: Notebook, module: str, root: Path) -> str:
     """The text of `minillm/<module>.py` as the marked cells of `notebook` define it."""
+    return ruff(draft(notebook, module), module, root)
+
+
+def render_all(owned: dict[str, Notebook], root: Path) -> dict[str, str]:
+    """The texts of these modules, as `render` gives them; ruff is started twice for all."""
+    from ruff import find_ruff_bin
+
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        shutil.copy(root / "pyproject.toml", folder)
+        for module, notebook in owned.items():
+            path = module_path(folder, module)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(draft(notebook, module), encoding="utf-8", newline="\n")
+        for command in RUFF:
+            done = subprocess.run(
+                [find_ruff_bin(), *command, "."], capture_output=True, encoding="utf-8", cwd=folder
+            )
+            if done.returncode:
+                raise BuildError(f"ruff could not format the modules: {done.stderr.strip()}")
+        return {module: read(module_path(folder, module)) for module in owned}
+
+
+def draft(notebook: Notebook, module: str) -> str:
+    """The text of a module before ruff has sorted its imports and formatted it."""
     segments = notebook.segments(module)
     where = f"{notebook.name}, cell {notebook.marked[module][0]}"
     if not segments or not segments[0].is_docstring:
@@ -461,7 +493,7 @@ def render(notebook: Notebook, module: str, root: Path) -> str:
     names = dict.fromkeys(n for s in segments for n in public_names(s.node))
     exported = "__all__ = [" + ", ".join(f'"{n}"' for n in names) + "]"
     parts = [segments[0].text, HEADER.format(notebook.name), "\n".join(ordered), exported]
-    return ruff("\n\n".join(parts + [s.whole for s in body]) + "\n", module, root)
+    return "\n\n".join(parts + [s.whole for s in body]) + "\n"
 
 
 def public_names(node: ast.stmt) -> list[str]:
@@ -503,10 +535,9 @@ def build(root: Path = ROOT, only: Iterable[str] = ()) -> list[str]:
     for name in only:
         if not any(is_named(book, name) for book in owned.values()):
             raise BuildError(f"no notebook {name} has marked cells")
-    changed = []
-    for module in dict.fromkeys(chosen):
-        if write(module_path(root, module), render(owned[module], module, root)):
-            changed.append(module)
+    texts = render_all({module: owned[module] for module in dict.fromkeys(chosen)}, root)
+    changed = [m for m, text in texts.items() if write(module_path(root, m), text)]
+    remember(root, texts)
     return changed
 
 
@@ -519,12 +550,12 @@ def is_named(notebook: Notebook, name: str) -> bool:
 def drift(root: Path = ROOT) -> list[str]:
     """One line for each difference, naming the command that mends it."""
     problems, owned = [], owners(root)
-    for module, notebook in owned.items():
-        path, text = module_path(root, module), render(notebook, module, root)
+    for module, text in render_all(owned, root).items():
+        path, notebook = module_path(root, module), owned[module]
         if not path.exists():
             problems.append(f"{shown(module)} is missing: run make build")
         elif read(path) != text:
-            mend = which_command(root, path, notebook.path, text)
+            mend = which_command(root, module, notebook.path, text)
             names = differences(text, read(path), shown(module))
             problems.append(
                 f"{shown(module)} differs from notebooks/{notebook.name}{names}: {mend}"
@@ -539,18 +570,44 @@ def drift(root: Path = ROOT) -> list[str]:
     return problems
 
 
-def which_command(root: Path, module: Path, notebook: Path, built: str) -> str:
-    """Whose edit is newer? Ask git what was committed; without git, the clock."""
-    committed = in_git(root, module)
-    if committed is None:
-        newer = module.stat().st_mtime > notebook.stat().st_mtime
-        edited = "module is newer, run make pull" if newer else "notebook is newer, run make build"
-        return f"the {edited}"
-    if committed == built:
-        return "the module was edited, run make pull"
-    if committed == read(module):
-        return "the notebook was edited, run make build"
-    return "both were edited: make pull keeps the module's edits, make build the notebook's"
+def which_command(root: Path, module: str, notebook: Path, built: str) -> str:
+    """Whose edit is newer? Ask what both said last: when they were built or pulled, or, in git,
+    committed; without either, the clock."""
+    path = module_path(root, module)
+    committed = in_git(root, path)
+    known = [remembered(root).get(module), None if committed is None else digest(committed)]
+    for agreed in known:
+        if agreed == digest(built):
+            return "the module was edited, run make pull"
+        if agreed == digest(read(path)):
+            return "the notebook was edited, run make build"
+    if any(known):
+        return "both were edited: make pull keeps the module's edits, make build the notebook's"
+    newer = path.stat().st_mtime > notebook.stat().st_mtime
+    edited = "module is newer, run make pull" if newer else "notebook is newer, run make build"
+    return f"the {edited}"
+
+
+AGREED = "build/agreed.json"  # of each module, a digest of the text at which both sides agreed last
+
+
+def digest(text: str) -> str:
+    return sha256(text.encode()).hexdigest()
+
+
+def remembered(root: Path) -> dict[str, str]:
+    """What `remember` wrote; nothing if there is no such file, or another one."""
+    try:
+        found = json.loads((root / AGREED).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def remember(root: Path, texts: dict[str, str]) -> None:
+    """Note that notebooks and modules say the same now."""
+    agreed = {**remembered(root), **{module: digest(text) for module, text in texts.items()}}
+    write(root / AGREED, json.dumps(agreed, indent=1, sort_keys=True) + "\n")
 
 
 def in_git(root: Path, path: Path) -> str | None:
@@ -601,7 +658,29 @@ def pull(root: Path = ROOT, only: Iterable[str] = ()) -> list[str]:
             notebook.save()
             changed[notebook.name] = None
             write(path, again)
+            remember(root, {module: again})
     return list(changed)
+
+
+def places(root: Path) -> set[tuple[str, str]]:
+    """Each definition with the cell that holds it."""
+    found = set()
+    for module, notebook in owners(root).items():
+        for s in notebook.segments(module):
+            if isinstance(s.node, (*FUNCTIONS, ast.ClassDef)):
+                where = f"notebooks/{notebook.name}, cell {s.cell}"
+                found |= {(name, where) for name in defined_names([s])}
+    return found
+
+
+def moves(before: set[tuple[str, str]], after: set[tuple[str, str]]) -> list[str]:
+    """One line for each definition that stands in another cell now, and for each new one."""
+    gone, lines = dict(before - after), []
+    for name, where in sorted(after - before):
+        lines.append(
+            f"{name} moved from {gone[name]} to {where}" if name in gone else f"{name}: {where}"
+        )
+    return lines
 
 
 def pull_module(notebook: Notebook, module: str, text: str, root: Path) -> None:
@@ -787,6 +866,7 @@ def sync(name: str) -> None:
             raise BuildError(f"{shown(module)} differs from notebooks/{name}: run make build")
         if not same:
             write(path, text)
+            remember(ROOT, {module: text})
             print(
                 f"{shown(module)} rebuilt: restart kernels that have imported it",
                 file=sys.stderr,
@@ -809,11 +889,18 @@ def main(argv: list[str] | None = None) -> int:
             problems = drift(args.root)
             print("\n".join(problems) if problems else "package and notebooks agree")
             return bool(problems)
-        changed = (build if args.command == "build" else pull)(args.root, args.names)
+        if args.command == "build":
+            changed, said = build(args.root, args.names), []
+        else:
+            before = places(args.root)
+            changed = pull(args.root, args.names)
+            said = moves(before, places(args.root))
     except BuildError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     print(f"{args.command}: " + (", ".join(changed) if changed else "nothing to do"))
+    for line in said:
+        print(f"  {line}")
     return 0
 
 
