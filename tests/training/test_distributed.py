@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import load_file
 from torch import nn
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from torch.distributed.fsdp import FSDPModule
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
@@ -23,9 +24,10 @@ from minillm.training import checkpoint, distributed
 from minillm.training.checkpoint import CheckpointError
 from minillm.training.trainer import TrainConfig, Trainer
 
-OPTIONS = """
+RATE = 6e-3
+OPTIONS = f"""
     --steps 6 --device cpu --hidden-size 32 --layers 2 --batch-size 4 --eval-interval 0
-    --held-out 4 --lr 6e-3 --warmup 2 --log-interval 1 --context-length 256 --quiet
+    --held-out 4 --lr {RATE} --warmup 2 --log-interval 1 --context-length 256 --quiet
     --gradient-accumulation-steps 2 --checkpoint-interval 3
 """.split()  # noqa: SIM905
 
@@ -108,18 +110,36 @@ def runs(tmp_path_factory):
     return folder
 
 
+def moments(run):
+    """The running means of the gradients of the first three steps, by name."""
+    step = run / "step-00000003"
+    if (step / "sharded").exists():
+        dcp_to_torch_save(step / "sharded", run / "whole.pt")
+        found = torch.load(run / "whole.pt")["optimizer"]
+    else:
+        found = load_file(step / "optimizer.safetensors")
+    return {name: value for name, value in found.items() if name.endswith("/exp_avg")}
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_two_processes_give_the_curve_of_one(runs, kind):
     # torch's Muon computes in bfloat16: sums rounded otherwise show in its steps of about 1e-2
-    alone, near, apart = ("one-muon", 1e-4, 1e-3) if kind == "muon" else ("one", 1e-5, 1e-5)
+    alone, near = ("one-muon", 1e-4) if kind == "muon" else ("one", 1e-5)
     one, two = curve(runs / alone), curve(runs / kind)
     assert [r["step"] for r in two] == [1, 2, 3, 4, 5, 6]
     for a, b in zip(one, two, strict=True):
         assert b["loss"] == pytest.approx(a["loss"], abs=near)
         assert b["grad_norm"] == pytest.approx(a["grad_norm"], rel=10 * near)
         assert b["tokens"] == a["tokens"]
+    ours, theirs = moments(runs / alone), moments(runs / kind)
+    assert ours.keys() == theirs.keys() and ours
+    for name in ours:  # up to 0.02 in size, and sums of products: they may differ in rounding alone
+        torch.testing.assert_close(theirs[name], ours[name], rtol=10 * near, atol=near / 10)
     ours, theirs = (load_file(runs / name / "model.safetensors") for name in (alone, kind))
     assert ours.keys() == theirs.keys()
+    # Adam divides a gradient by its size: where it is next to nothing, as in the rows of rare
+    # tokens, rounding is divided by rounding. So a weight may be off by part of a step's length.
+    apart = 1e-3 if kind == "muon" else RATE / 100
     for name in ours:
         torch.testing.assert_close(theirs[name], ours[name], rtol=10 * near, atol=apart)
 

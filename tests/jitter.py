@@ -1,0 +1,69 @@
+"""Another processor, imitated: sums of products come out wrong by some parts in ten million.
+
+Another processor, thread count or library adds the same numbers up in another order, so the last
+digits of a sum are its own. What a page prints or a test compares must not hang on them.
+`make jitter` runs the pages with `start`, which reads two variables: JITTER, the relative size of
+the error, and JITTER_DRAW, the number of the draw.
+"""
+
+import os
+import zlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+PRODUCTS = {
+    *("mm", "addmm", "bmm", "baddbmm", "addbmm", "mv", "addmv", "dot", "vdot", "addr"),
+    *("convolution", "convolution_backward", "_linear_pointwise", "mkldnn_linear"),
+    "_scaled_dot_product_flash_attention_for_cpu",
+    "_scaled_dot_product_flash_attention_for_cpu_backward",
+}
+ROUNDING = torch.finfo(torch.float32).eps
+
+
+class Jitter(TorchDispatchMode):
+    """Inside it every sum of products is off by at most `size` of its value, in float64 by as many
+    roundings. Like a processor it repeats itself: equal products are off by equal amounts.
+    """
+
+    def __init__(self, size: float, draw: int = 1) -> None:
+        super().__init__()
+        self.size, self.draw = size, draw
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        with self:  # in inference mode whole operations arrive, with products inside
+            out = func.decompose(*args, **(kwargs or {}))
+        if out is not NotImplemented:
+            return out
+        out = func(*args, **(kwargs or {}))
+        name = func.overloadpacket.__name__.rstrip("_")  # addmm_ adds in place
+        if name in PRODUCTS:
+            shapes = [tuple(a.shape) for a in args if isinstance(a, Tensor)]
+            seed = zlib.crc32(repr((self.draw, name, shapes)).encode())
+            for found in out if isinstance(out, Sequence) else [out]:
+                if isinstance(found, Tensor):
+                    self.turn(found.detach(), seed)
+        return out
+
+    def turn(self, found: Tensor, seed: int) -> None:
+        """Turn the last digits in place. A number of 16 bits or fewer stays: sums of whole numbers,
+        halves and quarters are exact everywhere."""
+        if found.device.type != "cpu" or found.dtype not in (torch.float32, torch.float64):
+            return
+        noise = torch.empty(found.shape, dtype=found.dtype)
+        noise.uniform_(-1, 1, generator=torch.Generator().manual_seed(seed))
+        size = self.size * torch.finfo(found.dtype).eps / ROUNDING
+        exact = (torch.frexp(found).mantissa * 2**16).frac() == 0
+        found.mul_(torch.where(exact, 1.0, 1 + size * noise))
+
+
+def start() -> Jitter | None:
+    """Jitter from here to the end of the process, if the variable JITTER asks for it."""
+    if not os.environ.get("JITTER"):
+        return None
+    return Jitter(float(os.environ["JITTER"]), int(os.environ.get("JITTER_DRAW", "1"))).__enter__()
