@@ -39,11 +39,11 @@ CHILD = """
         sys.stdin.read()
 
     if place == "after a checkpoint":
-        stops(checkpoint, "save_checkpoint", after=lambda folder, step, *_: step == 6)
+        stops(checkpoint, "save_checkpoint", after=lambda folder, step, *_: step == 8)
     elif place == "between two":
-        stops(run_folder, "append_record", after=lambda path, record: record["step"] == 8)
+        stops(run_folder, "append_record", after=lambda path, record: record["step"] == 9)
     elif place == "while one is written":
-        stops(checkpoint, "sync", before=lambda path: ".step-00000009" in path.parent.name)
+        stops(checkpoint, "sync", before=lambda path: ".step-00000012" in path.parent.name)
     else:  # the journal of the tokenizer came before the training
         trained = lambda new: new.name == ".saving.json" and checkpoint.checkpoints(new.parent)
         stops(os, "replace", after=lambda old, new: trained(new))
@@ -51,18 +51,18 @@ CHILD = """
 """
 # where it dies, and the step of the last record and the checkpoints that are there then
 PLACES = {
-    "after a checkpoint": (6, ["step-00000003", "step-00000006"]),
-    "between two": (8, ["step-00000003", "step-00000006"]),
-    "while one is written": (8, [".step-00000009.", "step-00000003", "step-00000006"]),
-    "after the last, while the model is saved": (12, ["step-00000009", "step-00000012"]),
+    "after a checkpoint": (6, ["step-00000004", "step-00000008"]),
+    "between two": (9, ["step-00000004", "step-00000008"]),
+    "while one is written": (12, [".step-00000012.", "step-00000004", "step-00000008"]),
+    "after the last, while the model is saved": (14, ["step-00000012", "step-00000014"]),
 }
 
 
 def command(folder, *more):
     words = ["train", "--output-dir", folder, "--corpus", folder.parent / "corpus.txt", "--quiet"]
-    words += ["--device", "cpu", "--hidden-size", 16, "--layers", 1, "--heads", 2, "--steps", 12]
+    words += ["--device", "cpu", "--hidden-size", 16, "--layers", 1, "--heads", 2, "--steps", 14]
     words += ["--context-length", 32, "--batch-size", 2, "--vocab-size", 300, "--warmup", 2]
-    words += ["--checkpoint-interval", 3, "--log-interval", 2, "--eval-interval", 4, *more]
+    words += ["--checkpoint-interval", 4, "--log-interval", 3, "--eval-interval", 0, *more]
     return [str(word) for word in words]
 
 
@@ -122,7 +122,7 @@ def test_a_run_that_is_killed_and_resumed_is_as_one_that_was_not(folder, process
     last, found = PLACES[place]
     names = sorted(path.name.replace(str(process.pid), "") for path in killed.glob("*step-*"))
     assert names == found and lines(killed)[-1]["step"] == last
-    assert (killed / ".saving.json").exists() == (last == 12)
+    assert (killed / ".saving.json").exists() == (last == 14)
     assert main(command(killed, "--resume")) == 0
     assert lines(killed) == lines(whole)
     assert files(killed) == files(whole)
