@@ -57,6 +57,12 @@ def check_space(folder: Path, num_bytes: int) -> None:
         raise OSError(errno.ENOSPC, message, str(folder))
 
 
+def _say_where(error: BaseException, path: Path) -> None:
+    """Let an OSError name `path` if it names no file: that of a write to a full disk does not."""
+    if isinstance(error, OSError) and error.errno is not None and error.filename is None:
+        error.filename = str(path)
+
+
 @contextmanager
 def replacing(target: Path) -> Iterator[Path]:
     """A temporary path beside `target` that takes its place if the block succeeds."""
@@ -68,7 +74,8 @@ def replacing(target: Path) -> Iterator[Path]:
         os.chmod(path, 0o644)
         sync(path)  # on the disk before it has the name
         os.replace(path, target)
-    except BaseException:
+    except BaseException as error:
+        _say_where(error, target)
         with suppress(OSError):
             path.unlink(missing_ok=True)
         raise
@@ -196,7 +203,8 @@ def transaction(
     try:
         yield staging
         _decide(folder, staging, remove)
-    except BaseException:
+    except BaseException as error:
+        _say_where(error, folder)
         if not _is_decided(folder, staging):
             shutil.rmtree(staging, ignore_errors=True)
         raise

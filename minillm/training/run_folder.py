@@ -17,17 +17,24 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from minillm.training.checkpoint import checkpoints
+from minillm.utils import replacing
 
 __all__ = ["FolderLock", "append_record", "check_free", "forget_after"]
 
 
 def append_record(path: Path, record: dict[str, Any]) -> None:
     """Write a record at the end of a file, as one line; warn if that is not possible."""
+    size = None
     try:
-        with open(path, "a", encoding="utf-8") as file:
-            file.write(json.dumps(record, ensure_ascii=False) + "\n")
+        with open(path, "ab") as file:
+            size = file.tell()
+            file.write((json.dumps(record, ensure_ascii=False) + "\n").encode())
     except OSError as error:
-        warnings.warn(f"metrics not written: {error}", stacklevel=3)
+        if size is not None:
+            with suppress(OSError):
+                os.truncate(path, size)  # half a line would spoil the next one
+        where = f"{path}, step {record.get('step')}"
+        warnings.warn(f"metrics not written: {where}: {error}", stacklevel=3)
 
 
 def forget_after(path: Path, step: int) -> None:
@@ -37,9 +44,8 @@ def forget_after(path: Path, step: int) -> None:
         with suppress(ValueError, KeyError, TypeError):
             if json.loads(line)["step"] <= step:
                 kept.append(line + b"\n")
-    temporary = path.with_name(f".{path.name}")
-    temporary.write_bytes(b"".join(kept))
-    os.replace(temporary, path)
+    with replacing(path) as temporary:
+        temporary.write_bytes(b"".join(kept))
 
 
 def check_free(folder: str | Path, advice: str = "resume it, or give another folder") -> None:

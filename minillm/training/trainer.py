@@ -7,6 +7,7 @@ Explained in deeper/09_runs_that_survive.
 
 import dataclasses
 import math
+import sys
 import time
 import warnings
 from collections.abc import Callable
@@ -237,6 +238,7 @@ class Trainer:
         )
         self.step, self.tokens, self.begun, self.step_incomplete = 0, 0, False, False
         self.history: list[dict[str, Any]] = []
+        self.failed_checkpoints: list[str] = []  # since the last record
         self.meter = Meter()
         self.lock: Any = None  # of the output_dir, while we work in it
         before = rng_state(self.device)
@@ -314,6 +316,7 @@ class Trainer:
     def save(self, *, must: bool = True) -> Path | None:
         """Write a checkpoint. If it need not be, a disk that is full for now is but a warning.
 
+        It is a line above the bar, each time, and stands in the next record's `failed_checkpoints`.
         What would fail the next time too, such as a state that is no JSON, is told at once.
         """
         from minillm.training import checkpoint, distributed
@@ -330,7 +333,11 @@ class Trainer:
         except checkpoint.CheckpointError as error:
             if must or error.permanent:
                 raise
-            warnings.warn(f"{error}; training goes on", stacklevel=2)
+            self.failed_checkpoints.append(str(error))
+            if self.progress and self.rank == 0:
+                tqdm.write(f"{error}; training goes on", sys.stderr)
+            else:
+                warnings.warn(f"{error}; training goes on", stacklevel=2)
             return None
 
     def resume(self, path: str | Path | None = None) -> bool:
@@ -467,6 +474,8 @@ class Trainer:
     def _log(self, found: dict[str, Any], bar: tqdm, metrics: Path | None) -> None:
         """Record the mean since the last record, and what was found by looking."""
         record = self.meter.record(self.step, self.tokens, self.optimizer.param_groups[0]["lr"])
+        if self.failed_checkpoints:
+            record["failed_checkpoints"], self.failed_checkpoints = self.failed_checkpoints, []
         if clash := ", ".join(sorted(record.keys() & found.keys())):
             raise ValueError(f"validate returned {clash}: the run records that itself, rename it")
         record |= found

@@ -488,7 +488,7 @@ def test_a_file_system_that_turns_read_only_loses_nothing(tmp_path, monkeypatch,
         raise OSError(errno.EROFS, "Read-only file system")
 
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoint.os, call, refuse)
+        trainer.on_log = lambda record: patch.setattr(checkpoint.os, call, refuse)
         with (
             pytest.warns(UserWarning, match="Read-only file system; training goes on"),
             pytest.raises(CheckpointError, match="step-00000016"),

@@ -1,6 +1,7 @@
 """The folder of a run: its metrics, and who may work in it."""
 
 import contextlib
+import errno
 import gc
 import json
 import os
@@ -26,11 +27,16 @@ from training_runs import (
 )
 
 from minillm.cli import main
+from minillm.training import checkpoint
 from minillm.training.checkpoint import (
     CheckpointError,
     newest_checkpoint,
 )
-from minillm.training.run_folder import FolderLock, check_free
+from minillm.training.run_folder import FolderLock, append_record, check_free
+
+
+def full_disk(*_):
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def test_a_new_run_does_not_overwrite_an_old_one(tmp_path):
@@ -338,3 +344,41 @@ def test_a_folder_is_free_after_training_and_after_a_refusal(tmp_path):
     del resumed
     gc.collect()
     assert not lock.lock.is_locked
+
+
+def test_every_checkpoint_that_a_full_disk_refuses_is_heard(tmp_path, monkeypatch, capsys):
+    """Also where Python has shown a warning of the same words before, or shows none."""
+    logged = []
+
+    def run():
+        trainer = make(tmp_path, 12, checkpoint_interval=2, log_interval=4)
+        trainer.progress, trainer.on_log = True, logged.append
+        trainer.resume()
+        with pytest.raises(CheckpointError, match=r"step-00000012.*No space left"):
+            trainer.train()
+
+    monkeypatch.setattr(checkpoint, "sync", full_disk)
+    run()
+    run()  # no checkpoint to go on from: the same steps, the same words
+    said = capsys.readouterr().err
+    for step in (2, 4, 6, 8, 10):
+        assert said.count(f"could not write {tmp_path / f'step-{step:08d}'}: [Errno 28]") == 2
+    assert said.count("No space left on device; training goes on\n") == 10
+    assert [len(record.get("failed_checkpoints", [])) for record in logged] == [1, 2, 2] * 2
+    assert "step-00000010: [Errno 28] No space" in logged[-1]["failed_checkpoints"][-1]
+    monkeypatch.undo()
+    whole = make(tmp_path, 12, checkpoint_interval=2, log_interval=4)
+    whole.resume()
+    assert not any("failed_checkpoints" in record for record in whole.train())
+
+
+@needs_unix
+def test_a_record_that_half_fits_does_not_spoil_the_next_one(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    append_record(path, {"step": 1})
+    for step in (2, 3):
+        where = rf"metrics\.jsonl, step {step}: .*too large"
+        with pytest.warns(UserWarning, match=where), small_disk(50):
+            append_record(path, {"step": step, "sample": "a" * 60})
+    append_record(path, {"step": 4})
+    assert [record["step"] for record in records(tmp_path)] == [1, 4]
