@@ -18,6 +18,7 @@ from minillm.cache.base import KVCache
 from minillm.config import ModelConfig
 from minillm.generation.decoding import generate
 from minillm.model import CausalLM
+from minillm.modes import EvalMode
 from minillm.nn.vision import check_floats
 from minillm.nn.vlm import GatedCrossAttentionLayer
 
@@ -216,7 +217,7 @@ class MllamaText(nn.Module):
         if options.get("compile"):
             raise ValueError("compile=True is for CausalLM: a MllamaText is not compiled")
         self._check_rows(input_ids, features, mask, attention_mask)
-        with torch.inference_mode():
+        with torch.inference_mode(), EvalMode(self):
             prompt: Any = self.look(features, mask)
         return generate(
             prompt,

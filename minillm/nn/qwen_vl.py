@@ -19,6 +19,7 @@ from minillm.cache.base import KVCache
 from minillm.config import ModelConfig
 from minillm.generation.decoding import generate
 from minillm.model import CausalLM
+from minillm.modes import EvalMode
 from minillm.nn.layers import ACTIVATIONS, MLP, LayerNorm
 from minillm.nn.multihead import MultiHeadAttention
 from minillm.nn.rope import RotaryEmbedding, Rotation, rope_periods
@@ -476,7 +477,7 @@ class QwenVL(nn.Module):
         """
         if options.get("compile"):
             raise ValueError("compile=True is for CausalLM: a QwenVL is not compiled")
-        with torch.inference_mode():
+        with torch.inference_mode(), EvalMode(self):
             prompt: Any = self.read(input_ids, pixels, grids, attention_mask=attention_mask)
         return generate(
             prompt,

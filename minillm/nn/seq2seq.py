@@ -20,6 +20,7 @@ from minillm.cache.base import KVCache, make_cache
 from minillm.generation.decoding import check_prompt, generate
 from minillm.generation.sampling import GREEDY, end_ids
 from minillm.model import product_dtype
+from minillm.modes import EvalMode
 from minillm.nn.attention import attention, build_mask
 from minillm.nn.layers import ACTIVATIONS, LayerNorm
 from minillm.nn.multihead import (
@@ -544,7 +545,7 @@ class EncoderDecoder(nn.Module):
         pad = c.pad_token_id
         if attention_mask is None and pad is not None and pad not in c.eos_token_ids:
             attention_mask = input_ids.ne(pad).long()
-        with torch.inference_mode():
+        with torch.inference_mode(), EvalMode(self):
             memory = self.encode(input_ids, attention_mask=attention_mask)
 
         def choose(logits: Tensor, previous_ids: Tensor) -> Tensor:

@@ -18,6 +18,7 @@ from minillm.cache.base import KVCache
 from minillm.config import ModelConfig
 from minillm.generation.decoding import generate
 from minillm.model import CausalLM
+from minillm.modes import EvalMode
 from minillm.nn.attention import attention
 from minillm.nn.layers import ACTIVATIONS, GatedMLP, RMSNorm
 from minillm.nn.multihead import check_input, check_sizes, merge_heads, split_heads
@@ -217,7 +218,8 @@ class PictureLM(nn.Module):
         """
         if options.get("compile"):
             raise ValueError("compile=True: a step of a PictureLM cannot be compiled")
-        features = None if pixels is None else self.picture_features(pixels)
+        with EvalMode(self):
+            features = None if pixels is None else self.picture_features(pixels)
         reader: Any = Beholder(self, features)
         return generate(reader, input_ids, **options)
 
