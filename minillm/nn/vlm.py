@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from minillm.cache.base import KVCache
 from minillm.config import ModelConfig
 from minillm.generation.decoding import generate
-from minillm.model import CausalLM
+from minillm.model import CausalLM, count_parameters
 from minillm.modes import EvalMode
 from minillm.nn.attention import attention
 from minillm.nn.layers import ACTIVATIONS, GatedMLP, RMSNorm
@@ -222,6 +222,12 @@ class PictureLM(nn.Module):
             features = None if pixels is None else self.picture_features(pixels)
         reader: Any = Beholder(self, features)
         return generate(reader, input_ids, **options)
+
+    def num_parameters(
+        self, *, only_trainable: bool = False, exclude_embeddings: bool = False
+    ) -> int:
+        """Numbers in the weights, frozen ones included; see `minillm.model.count_parameters`."""
+        return count_parameters(self, only_trainable, exclude_embeddings)
 
     @classmethod
     def from_pretrained(cls, name: str | os.PathLike[str], **options: Any) -> "PictureLM":

@@ -249,3 +249,9 @@ def test_pictures_are_looked_at_and_texts_written_in_eval_mode():
     assert {look, model.language.lm_head} <= {part for part, _ in ran}
     assert not any(training for _, training in ran)
     assert all(part.training for part in model.modules())
+
+
+def test_numbers_are_counted_as_transformers_counts_them(both):
+    theirs, ours = both
+    for options in ({}, {"only_trainable": True}, {"exclude_embeddings": True}):
+        assert ours.num_parameters(**options) == theirs.num_parameters(**options)

@@ -521,3 +521,13 @@ def test_nothing_is_dropped_while_a_model_writes():
     found = generate(writer, begin, **options)
     assert [part.training for part in model.modules()] == before
     assert torch.equal(found, generate(Writer(model.eval(), writer.memory), begin, **options))
+
+
+def test_numbers_are_counted_as_transformers_counts_them(both):
+    theirs, ours = both
+    shared = getattr(theirs.model, "shared", None)  # untied, theirs holds this table for no use
+    spare = 0 if shared is None or ours.config.tie_word_embeddings else shared.weight.numel()
+    for options in ({}, {"only_trainable": True}):
+        assert ours.num_parameters(**options) == theirs.num_parameters(**options) - spare
+    matrices = ours.num_parameters(exclude_embeddings=True)
+    assert matrices == theirs.num_parameters(exclude_embeddings=True)

@@ -424,3 +424,9 @@ def test_pictures_are_read_and_texts_written_in_eval_mode():
     assert {model.multi_modal_projector, model.language_model.lm_head} <= {part for part, _ in ran}
     assert not any(training for _, training in ran)
     assert all(part.training for part in model.modules())
+
+
+def test_numbers_are_counted_as_transformers_counts_them(both):
+    ours, theirs = both
+    for options in ({}, {"only_trainable": True}):
+        assert ours.num_parameters(**options) == theirs.num_parameters(**options)
