@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from minillm.checks import check_texts
 from minillm.modes import EvalMode
 from minillm.tokenizer.pretokenizer import well_formed
 from minillm.training.data import pad_rows
@@ -33,8 +34,10 @@ def evaluate(
 
     Comparable with `StoryLanguage.bits_per_byte`, with n-grams, and across tokenizers.
 
-    Raises: ValueError for texts without a byte, or if no end token is known.
+    Raises: ValueError for one text instead of several, texts without a byte, or if no end token is
+        known.
     """
+    check_texts(texts)
     end_id = tokenizer.eos_token_id if end_id is None else end_id
     if end_id is None:
         raise ValueError("the tokenizer has no end token: say with end_id which one begins a text")

@@ -70,3 +70,9 @@ def test_nothing_is_dropped_while_a_model_is_judged():
     with pytest.raises(IndexError):  # an id that the model does not know
         evaluate(model, ["abc"], Letters(), end_id=300)
     assert [part.training for part in model.modules()] == [True, True, True, False]
+
+
+def test_one_text_is_not_judged_letter_by_letter():
+    model = nn.Sequential(nn.Embedding(257, 8), nn.Linear(8, 257))
+    with pytest.raises(ValueError, match=r"texts must be several texts, not one, 'a story'"):
+        evaluate(model, "a story", Letters())
