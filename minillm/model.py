@@ -21,7 +21,7 @@ from minillm.nn.layers import MLP, GatedMLP, LayerNorm, RMSNorm
 from minillm.nn.multihead import MultiHeadAttention, SupportsUpdate
 from minillm.nn.rope import PartialRotation, RotaryEmbedding, Rotation
 
-__all__ = ["CausalLM", "Decoder", "DecoderLayer", "product_dtype"]
+__all__ = ["CausalLM", "Decoder", "DecoderLayer", "count_parameters", "product_dtype"]
 
 
 def _make_norm(c: ModelConfig) -> LayerNorm | RMSNorm:
@@ -417,9 +417,11 @@ class CausalLM(nn.Module):
         # a compiled step reads the weights of this model, not those of its copy
         return {name: value for name, value in vars(self).items() if name != "compiled_run"}
 
-    def num_parameters(self) -> int:
-        """Trainable numbers; a matrix shared by embedding and head counts once."""
-        return sum(p.numel() for p in self.parameters())
+    def num_parameters(
+        self, *, only_trainable: bool = False, exclude_embeddings: bool = False
+    ) -> int:
+        """Numbers in the weights, frozen ones included; see `count_parameters`."""
+        return count_parameters(self, only_trainable, exclude_embeddings)
 
     def flops_per_token(self, context_length: int = 0) -> int:
         """Operations of one forward pass for one token that reads `context_length` keys.
@@ -443,6 +445,20 @@ class CausalLM(nn.Module):
             state = 2 * c.state.expand * c.hidden_size * c.state.state_size
         states = (c.num_hidden_layers - len(attending)) * state
         return 2 * (linear + states + len(attending) * heads * context_length)
+
+
+def count_parameters(
+    model: nn.Module, only_trainable: bool = False, exclude_embeddings: bool = False
+) -> int:
+    """Numbers in the weights of any model; a matrix that serves in two places counts once.
+
+    `only_trainable` leaves out what is frozen, as LoRA freezes all but its adapters;
+    `exclude_embeddings` the tables of tokens and positions, with a head that is one of them.
+    """
+    tables = [part.weight for part in model.modules() if isinstance(part, nn.Embedding)]
+    left_out = set(tables) if exclude_embeddings else set()
+    counted = (p for p in model.parameters() if p.requires_grad or not only_trainable)
+    return sum(p.numel() for p in counted if p not in left_out)
 
 
 def product_dtype(weight: Tensor) -> torch.dtype:

@@ -13,6 +13,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Self
 
+from minillm.checks import check_texts
+
 __all__ = [
     "BEGIN",
     "END",
@@ -52,6 +54,7 @@ def count_ngrams(sentences: Iterable[str | Sequence[str]], n: int) -> list[Table
 
     A sentence has one BEGIN and one END; its first contexts are as long as the text before them.
     """
+    check_texts(sentences, "sentences")
     tables: list[Table] = [{} for _ in range(n)]
     for sentence in sentences:
         tokens = [BEGIN, *_as_tokens(sentence), END]
@@ -191,6 +194,7 @@ class NGramModel:
 
     def cross_entropy(self, sentences: Iterable[str | Sequence[str]]) -> float:
         """Average nats per token, ends included."""
+        check_texts(sentences, "sentences")
         tokens = [_as_tokens(sentence) for sentence in sentences]
         if not tokens:
             raise ValueError("no sentences, so no average")

@@ -15,6 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from minillm.cache.base import CACHE_KINDS
 from minillm.config import FAMILIES, ModelConfig
 from minillm.model import CausalLM
+from minillm.nn.lora import add_lora
 
 SIZES = {"vocab_size": 64, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4}
 LLAMA = {**SIZES, "intermediate_size": 24}
@@ -243,3 +244,27 @@ def test_what_few_models_want_is_imported_when_it_is_wanted():
     depth = {"minillm.nn.mla", "minillm.nn.flash", "minillm.cache.static", "minillm.cache.paged"}
     depth |= {"minillm.fast.packed", "minillm.pretrained.families", "minillm.generation.search"}
     assert "minillm.model" in loaded and not loaded & depth
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_numbers_are_counted_with_and_without_what_is_frozen(tied):
+    V, C, rank = 50, 32, 4
+    model = CausalLM(ModelConfig(V, C, 2, 4, 48, tie_word_embeddings=tied))
+    whole, tables = model.num_parameters(), V * C
+    assert whole == sum(p.numel() for p in model.parameters())
+    assert model.num_parameters(only_trainable=True) == whole
+    assert model.num_parameters(exclude_embeddings=True) == whole - tables
+    add_lora(model, rank, 8.0, targets=["q_proj", "v_proj"])
+    added = 2 * 2 * rank * (C + C)
+    assert model.num_parameters() == whole + added
+    assert model.num_parameters(only_trainable=True) == added
+    assert model.num_parameters(only_trainable=True, exclude_embeddings=True) == added
+    model.requires_grad_(True)
+    trained = model.num_parameters(only_trainable=True, exclude_embeddings=True)
+    assert trained == whole - tables + added
+
+
+def test_a_table_of_positions_is_an_embedding():
+    model = CausalLM(ModelConfig(50, 32, 2, 4, 48, model_type="gpt2", max_position_embeddings=24))
+    left_out = model.num_parameters() - model.num_parameters(exclude_embeddings=True)
+    assert left_out == (50 + 24) * 32

@@ -16,6 +16,7 @@ from minillm.cache.base import KVCache
 from minillm.config import ModelConfig
 from minillm.generation.sampling import GREEDY, end_ids, enforce_min_new_tokens
 from minillm.model import CausalLM
+from minillm.modes import EvalMode
 
 __all__ = ["FROM_CONFIG", "StoppingCriteria", "check_prompt", "generate", "stream_text"]
 
@@ -103,6 +104,20 @@ def _read(ids: Tensor) -> list[int]:
     return ids.tolist()
 
 
+def _one_id_a_row(drawn: Any, rows: int) -> Tensor:
+    """What a sampler returned; not its values, for which a GPU would be waited for.
+
+    Raises: ValueError unless it is ids, of that many rows.
+    """
+    if isinstance(drawn, Tensor):
+        if drawn.shape == (rows,) and drawn.dtype in (torch.int64, torch.int32):
+            return drawn
+        found = f"{drawn.dtype} {tuple(drawn.shape)}"
+    else:
+        found = f"{drawn!r:.60}"
+    raise ValueError(f"a sampler must return ids, int64 or int32 ({rows},), not {found}")
+
+
 def _decode_loop(
     model: CausalLM,
     prompt: Tensor,
@@ -125,13 +140,14 @@ def _decode_loop(
     new: list[list[int]] = [[] for _ in range(B)]
     running = [True] * B
     done = 0 if cache is None else cache.length
+    no_dropout = EvalMode(model)
     for end in range(T, T + max_new_tokens):
         forward = step if end - done == 1 else model
         real_now = None if real is None else real[:, :end]
         fed = ids[:, done:end]
-        with torch.inference_mode():
+        with torch.inference_mode(), no_dropout:
             logits = forward(fed, attention_mask=real_now, cache=cache, logits_to_keep=1)
-            drawn = sampler(logits[:, -1], seen[:, :end])
+            drawn = _one_id_a_row(sampler(logits[:, -1], seen[:, :end]), B)
         if not all(running):
             drawn = drawn.masked_fill(~torch.tensor(running, device=ids.device), stopping.filler)
         ids[:, end] = drawn
@@ -209,12 +225,12 @@ def generate(
         return sampler(logits, previous_ids)
 
     parts = [input_ids]
-    for drawn in _decode_loop(
-        model, input_ids, attention_mask, max_new_tokens, choose, memory, stopping, step
-    ):
-        parts.append(drawn[:, None])
-        if on_token is not None:
-            on_token(drawn)
+    options = (model, input_ids, attention_mask, max_new_tokens, choose, memory, stopping, step)
+    with EvalMode(model):  # once for all steps
+        for drawn in _decode_loop(*options):
+            parts.append(drawn[:, None])
+            if on_token is not None:
+                on_token(drawn)
     return torch.cat(parts, dim=1)
 
 

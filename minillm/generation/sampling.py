@@ -198,9 +198,11 @@ class Sampler:
     ids (B,). When rows have left the batch, `rows` says which of them the logits belong to, so that
     each goes on drawing from its own stream.
 
+    A subclass may override `process` or `probabilities`: what they return is what is drawn from.
+
     Raises: ValueError for parameters out of range, an empty batch, `rows` that are not B different
-        numbers, and NaN, +inf or a row of -inf only, be it in the logits or after penalties and
-        temperature (which may overflow).
+        numbers, and NaN, +inf or a row of -inf only, be it in the logits or after `process`
+        (penalties and temperature may overflow).
     """
 
     temperature: float = 1.0
@@ -254,11 +256,15 @@ class Sampler:
     def process(self, logits: Tensor, previous_ids: Tensor | None = None) -> Tensor:
         """Processed logits in float32, -inf where a token is out. Shape: (B, V) -> (B, V)."""
         x = self._penalize(logits, previous_ids)
-        return top_k(x, 1) if self.temperature == 0 else self._truncate(x)
+        return x if self.temperature == 0 else self._truncate(x)  # no cut removes the best token
 
     def probabilities(self, logits: Tensor, previous_ids: Tensor | None = None) -> Tensor:
         """The distribution drawn from. Shape: (B, V) -> (B, V), rows sum to 1."""
-        return self.process(logits, previous_ids).softmax(-1)
+        x = self.process(logits, previous_ids)
+        finite_maximum(x)  # here it sees what was wrong from the start and what has overflowed
+        if self.temperature == 0:  # the best token has it all
+            return torch.zeros_like(x).scatter(-1, x.argmax(-1, keepdim=True), 1.0)
+        return x.softmax(-1)
 
     def __call__(
         self,
@@ -268,17 +274,15 @@ class Sampler:
         rows: Sequence[int] | None = None,
     ) -> Tensor:
         """Shape: logits (B, V), previous_ids (B, T), B numbers in `rows` -> ids (B,)."""
-        x = self._penalize(logits, previous_ids)
-        if rows is not None and (not len(rows) == len(set(rows)) == len(x) or min(rows) < 0):
-            raise ValueError(f"rows {list(rows)} are not {len(x)} different numbers, 0 and up")
-        if self.temperature == 0:  # what top-k would leave is the best token in any case
-            return x.argmax(-1)
-        return draw(
-            self._truncate(x).softmax(-1), self.uniform(range(len(x)) if rows is None else rows)
-        )
+        p = self.probabilities(logits, previous_ids)
+        if rows is not None and (not len(rows) == len(set(rows)) == len(p) or min(rows) < 0):
+            raise ValueError(f"rows {list(rows)} are not {len(p)} different numbers, 0 and up")
+        if self.temperature == 0:  # no random number is used up
+            return p.argmax(-1)
+        return draw(p, self.uniform(range(len(p)) if rows is None else rows))
 
     def _penalize(self, logits: Tensor, previous_ids: Tensor | None) -> Tensor:
-        """After penalties and temperature, in float32, checked. Shape: (B, V) -> (B, V)."""
+        """After penalties and temperature, in float32. Shape: (B, V) -> (B, V)."""
         if logits.ndim != 2 or not logits.numel():
             raise ValueError(f"logits must be (B, V), not empty, got {tuple(logits.shape)}")
         x = logits.float()
@@ -289,10 +293,7 @@ class Sampler:
                 x = presence_penalty(x, previous_ids, self.presence_penalty)
             if self.frequency_penalty:
                 x = frequency_penalty(x, previous_ids, self.frequency_penalty)
-        if self.temperature != 0:
-            x = temperature(x, self.temperature)
-        finite_maximum(x)  # here it sees what was wrong from the start and what has overflowed
-        return x
+        return x if self.temperature == 0 else temperature(x, self.temperature)
 
     def _truncate(self, x: Tensor) -> Tensor:
         """Top-k, top-p and min-p; after top-k the others need to look at its k survivors only."""

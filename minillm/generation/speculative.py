@@ -14,6 +14,7 @@ from minillm.cache.base import KVCache
 from minillm.generation.decoding import FROM_CONFIG, StoppingCriteria, check_prompt
 from minillm.generation.sampling import GREEDY, Sampler, draw, to_float64
 from minillm.model import CausalLM
+from minillm.modes import EvalMode
 
 __all__ = ["speculative_generate", "speculative_step"]
 
@@ -133,18 +134,21 @@ def speculative_generate(
     stopping = StoppingCriteria(eos_token_id, None, None, model.config)
     caches = [m.make_cache(batch_size=1) for m in (model, draft)]
     ids, end = input_ids, input_ids.shape[1] + max_new_tokens
-    while ids.shape[1] < end:
-        guesses = min(num_draft, end - ids.shape[1] - 1)
-        tokens, guessed = _guess(draft, ids, guesses, sampler, caches[1], generator)
-        logits = model(tokens[:, caches[0].length :], cache=caches[0], logits_to_keep=guesses + 1)
-        wanted = _distributions(logits[0], tokens, sampler)
-        accepted, new = _verify(guessed, wanted, tokens[:, ids.shape[1] :], generator)
-        stop = next((i + 1 for i in range(len(new)) if stopping.ended(new[: i + 1])), None)
-        ids = torch.cat([ids, ids.new_tensor([new[:stop]])], dim=1)
-        if on_round is not None:
-            on_round(guesses, accepted)
-        if stop is not None:
-            break
-        for memory in caches:  # forget what was refused; the last token has not been read yet
-            memory.crop(min(memory.length, ids.shape[1] - 1))
+    with EvalMode(model, draft):
+        while ids.shape[1] < end:
+            guesses = min(num_draft, end - ids.shape[1] - 1)
+            tokens, guessed = _guess(draft, ids, guesses, sampler, caches[1], generator)
+            logits = model(
+                tokens[:, caches[0].length :], cache=caches[0], logits_to_keep=guesses + 1
+            )
+            wanted = _distributions(logits[0], tokens, sampler)
+            accepted, new = _verify(guessed, wanted, tokens[:, ids.shape[1] :], generator)
+            stop = next((i + 1 for i in range(len(new)) if stopping.ended(new[: i + 1])), None)
+            ids = torch.cat([ids, ids.new_tensor([new[:stop]])], dim=1)
+            if on_round is not None:
+                on_round(guesses, accepted)
+            if stop is not None:
+                break
+            for memory in caches:  # forget what was refused; the last token has not been read yet
+                memory.crop(min(memory.length, ids.shape[1] - 1))
     return ids

@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from minillm.cache.base import KVCache
 from minillm.config import ModelConfig
 from minillm.generation.decoding import generate
-from minillm.model import CausalLM
+from minillm.model import CausalLM, count_parameters
+from minillm.modes import EvalMode
 from minillm.nn.vision import check_floats
 from minillm.nn.vlm import GatedCrossAttentionLayer
 
@@ -216,7 +217,7 @@ class MllamaText(nn.Module):
         if options.get("compile"):
             raise ValueError("compile=True is for CausalLM: a MllamaText is not compiled")
         self._check_rows(input_ids, features, mask, attention_mask)
-        with torch.inference_mode():
+        with torch.inference_mode(), EvalMode(self):
             prompt: Any = self.look(features, mask)
         return generate(
             prompt,
@@ -226,9 +227,11 @@ class MllamaText(nn.Module):
             **options,
         )
 
-    def num_parameters(self) -> int:
-        """Trainable numbers."""
-        return sum(p.numel() for p in self.parameters())
+    def num_parameters(
+        self, *, only_trainable: bool = False, exclude_embeddings: bool = False
+    ) -> int:
+        """Numbers in the weights, frozen ones included; see `minillm.model.count_parameters`."""
+        return count_parameters(self, only_trainable, exclude_embeddings)
 
     @classmethod
     def from_pretrained(cls, name: str | os.PathLike[str], **options: Any) -> "MllamaText":

@@ -18,7 +18,8 @@ from torch import Tensor, nn
 from minillm.cache.base import KVCache
 from minillm.config import ModelConfig
 from minillm.generation.decoding import generate
-from minillm.model import CausalLM
+from minillm.model import CausalLM, count_parameters
+from minillm.modes import EvalMode
 from minillm.nn.layers import ACTIVATIONS, MLP, LayerNorm
 from minillm.nn.multihead import MultiHeadAttention
 from minillm.nn.rope import RotaryEmbedding, Rotation, rope_periods
@@ -476,7 +477,7 @@ class QwenVL(nn.Module):
         """
         if options.get("compile"):
             raise ValueError("compile=True is for CausalLM: a QwenVL is not compiled")
-        with torch.inference_mode():
+        with torch.inference_mode(), EvalMode(self):
             prompt: Any = self.read(input_ids, pixels, grids, attention_mask=attention_mask)
         return generate(
             prompt,
@@ -486,9 +487,11 @@ class QwenVL(nn.Module):
             **options,
         )
 
-    def num_parameters(self) -> int:
-        """Trainable numbers; a matrix that is shared counts once."""
-        return sum(p.numel() for p in self.parameters())
+    def num_parameters(
+        self, *, only_trainable: bool = False, exclude_embeddings: bool = False
+    ) -> int:
+        """Numbers in the weights, frozen ones included; see `minillm.model.count_parameters`."""
+        return count_parameters(self, only_trainable, exclude_embeddings)
 
     @classmethod
     def from_pretrained(cls, name: str | os.PathLike[str], **options: Any) -> "QwenVL":

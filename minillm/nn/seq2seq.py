@@ -19,7 +19,8 @@ from torch import Tensor, nn
 from minillm.cache.base import KVCache, make_cache
 from minillm.generation.decoding import check_prompt, generate
 from minillm.generation.sampling import GREEDY, end_ids
-from minillm.model import product_dtype
+from minillm.model import count_parameters, product_dtype
+from minillm.modes import EvalMode
 from minillm.nn.attention import attention, build_mask
 from minillm.nn.layers import ACTIVATIONS, LayerNorm
 from minillm.nn.multihead import (
@@ -544,7 +545,7 @@ class EncoderDecoder(nn.Module):
         pad = c.pad_token_id
         if attention_mask is None and pad is not None and pad not in c.eos_token_ids:
             attention_mask = input_ids.ne(pad).long()
-        with torch.inference_mode():
+        with torch.inference_mode(), EvalMode(self):
             memory = self.encode(input_ids, attention_mask=attention_mask)
 
         def choose(logits: Tensor, previous_ids: Tensor) -> Tensor:
@@ -568,9 +569,11 @@ class EncoderDecoder(nn.Module):
             **options,
         )
 
-    def num_parameters(self) -> int:
-        """Trainable numbers; a matrix that is shared counts once."""
-        return sum(p.numel() for p in self.parameters() if p.requires_grad)
+    def num_parameters(
+        self, *, only_trainable: bool = False, exclude_embeddings: bool = False
+    ) -> int:
+        """Numbers in the weights, frozen ones included; see `minillm.model.count_parameters`."""
+        return count_parameters(self, only_trainable, exclude_embeddings)
 
     @classmethod
     def from_pretrained(cls, name: str | os.PathLike[str], **options: Any) -> "EncoderDecoder":

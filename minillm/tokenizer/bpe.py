@@ -17,6 +17,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from minillm.checks import check_texts, texts_of
 from minillm.tokenizer.pretokenizer import (
     GPT4_PATTERN,
     LLAMA3_PATTERN,
@@ -290,6 +291,7 @@ class BPETokenizer:
         add_special_tokens: bool = True,
     ) -> list[list[int]] | tuple[list[list[int]], list[list[int]]]:
         """Ids of each text, as `encode`; with a padding side, rows and their mask, as `pad`."""
+        check_texts(texts)
         rows = [
             self.encode(t, allowed_special=allowed_special, add_special_tokens=add_special_tokens)
             for t in texts
@@ -345,7 +347,8 @@ class BPETokenizer:
 
         `add_bos` is for a model that learns rows which begin with the begin token: so will prompts.
         Raises: ValueError if `vocab_size` has no room for the bytes and the special tokens, if
-            these are one string, or the same twice, or hold none that could begin a text.
+            these are one string, or the same twice, or hold none that could begin a text; for the
+            name of a file instead of its text.
         """
         from minillm.tokenizer.trainer import byte_alphabet, count_words, learn_merges
 
@@ -356,8 +359,7 @@ class BPETokenizer:
         num_merges = vocab_size - 256 - len(special_tokens)
         if num_merges < 0:
             raise ValueError(f"vocab_size {vocab_size} < 256 bytes + {len(special_tokens)} special")
-        texts = [texts] if isinstance(texts, str) else texts
-        words = count_words(texts, make_pre_tokenizer(pattern), special_tokens)
+        words = count_words(texts_of(texts), make_pre_tokenizer(pattern), special_tokens)
         merges = learn_merges(words, num_merges, ties=ties, progress=progress)
         tokens = [bytes([byte]) for byte in byte_alphabet(ties)] + [a + b for a, b in merges]
         ranks = {token: i for i, token in enumerate(tokens)}

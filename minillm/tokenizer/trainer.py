@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from itertools import pairwise
 from typing import Literal
 
+from minillm.checks import check_texts
 from minillm.tokenizer.pretokenizer import PreTokenizer, well_formed
 
 __all__ = ["PORTION", "Ties", "byte_alphabet", "bytes_to_unicode", "count_words", "learn_merges"]
@@ -28,6 +29,7 @@ def count_words(
 
     Chunks are counted first and split into words once each; special tokens separate texts.
     """
+    check_texts(texts)
     if special_tokens:
         spellings = sorted(map(re.escape, special_tokens), key=len, reverse=True)
         separators = re.compile("|".join(spellings))

@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from minillm.checks import check_texts
+from minillm.modes import EvalMode
 from minillm.tokenizer.pretokenizer import well_formed
 from minillm.training.data import pad_rows
 from minillm.training.loss import cross_entropy
@@ -32,8 +34,10 @@ def evaluate(
 
     Comparable with `StoryLanguage.bits_per_byte`, with n-grams, and across tokenizers.
 
-    Raises: ValueError for texts without a byte, or if no end token is known.
+    Raises: ValueError for one text instead of several, texts without a byte, or if no end token is
+        known.
     """
+    check_texts(texts)
     end_id = tokenizer.eos_token_id if end_id is None else end_id
     if end_id is None:
         raise ValueError("the tokenizer has no end token: say with end_id which one begins a text")
@@ -42,15 +46,14 @@ def evaluate(
     num_bytes = sum(len(t.encode("utf-8")) for t in texts)
     if not num_bytes:
         raise ValueError(f"{len(texts)} texts without a byte: nothing to measure")
-    device, was_training, nats = next(model.parameters()).device, model.training, 0.0
-    model.eval()
-    while rows:
-        size = max(1, batch_tokens // len(rows[-1]))
-        batch, rows = rows[-size:], rows[:-size]
-        inputs, targets = pad_rows(batch, len(batch[-1]), end_id)
-        logits = model(inputs.to(device))
-        nats += float(cross_entropy(logits, targets.to(device), reduction="sum"))
-    model.train(was_training)
+    device, nats = next(model.parameters()).device, 0.0
+    with EvalMode(model):
+        while rows:
+            size = max(1, batch_tokens // len(rows[-1]))
+            batch, rows = rows[-size:], rows[:-size]
+            inputs, targets = pad_rows(batch, len(batch[-1]), end_id)
+            logits = model(inputs.to(device))
+            nats += float(cross_entropy(logits, targets.to(device), reduction="sum"))
     return nats / math.log(2) / num_bytes
 
 

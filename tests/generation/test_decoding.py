@@ -416,3 +416,97 @@ def test_generation_asks_for_no_number_but_to_end_a_row(family, cache, monkeypat
         prompt = torch.tensor([[1, 2, 3], [4, 5, 6]])
         generate(m, prompt, max_new_tokens=6, min_new_tokens=6, eos_token_id=eos, cache=cache)
         assert len(reads) == expected
+
+
+@pytest.mark.parametrize(
+    ("drawn", "found"),
+    [
+        (lambda x: x.argmax(-1) + 0.7, r"torch.float32 \(2,\)"),
+        (lambda x: x.argmax(-1, keepdim=True), r"torch.int64 \(2, 1\)"),
+        (lambda x: x.argmax(-1)[:1], r"torch.int64 \(1,\)"),
+        (lambda x: x.argmax(), r"torch.int64 \(\)"),
+        (lambda x: x.argmax(-1) > 0, r"torch.bool \(2,\)"),
+        (lambda x: x.argmax(-1).tolist(), r"\[\d+, \d+\]"),
+        (lambda x: None, "None"),
+    ],
+)
+def test_what_a_sampler_returns_is_one_id_a_row(drawn, found):
+    m, seen = model(), []
+    message = rf"a sampler must return ids, int64 or int32 \(2,\), not {found}"
+    with pytest.raises(ValueError, match=message):
+        generate(
+            m, torch.tensor([[5, 7], [8, 9]]), max_new_tokens=3, on_token=seen.append,
+            sampler=lambda logits, previous_ids: drawn(logits),
+        )  # fmt: skip
+    assert not seen
+
+
+def test_ids_of_32_bits_are_ids():
+    m, prompt = model(), torch.tensor([[5, 7], [8, 9]])
+    short = generate(m, prompt, max_new_tokens=5, sampler=lambda x, _: x.argmax(-1).int())
+    assert torch.equal(short, generate(m, prompt, max_new_tokens=5))
+
+
+# Dropout is for training
+
+PROMPT = torch.tensor([[5, 7, 11, 13, 17, 19, 23, 29]])
+
+
+def dropping(seed=0, **changes):
+    """A model as it is built, or as a `Trainer` leaves it: in training mode, with dropout."""
+    return model(seed, attention_dropout=0.5, **changes).train()
+
+
+def modes(m):
+    return [part.training for part in m.modules()]
+
+
+@pytest.mark.parametrize("cache", ["dynamic", "static", None])
+def test_nothing_is_dropped_while_a_model_generates(cache):
+    m, expected = dropping(), generate(model(), PROMPT, max_new_tokens=12, cache=cache)
+    m.model.layers[1].eval()  # a part that is not trained
+    before = modes(m)
+    assert torch.equal(generate(m, PROMPT, max_new_tokens=12, cache=cache), expected)
+    assert modes(m) == before and m.training and not m.model.layers[1].self_attn.training
+    m.eval()
+    m.model.layers[0].self_attn.train()  # as one that was put in afterwards
+    before = modes(m)
+    assert torch.equal(generate(m, PROMPT, max_new_tokens=12, cache=cache), expected)
+    assert modes(m) == before
+
+
+def test_nothing_is_dropped_while_a_packed_model_generates():
+    m = dropping()
+    packed = m.packed()
+    expected = generate(model().packed(), PROMPT, max_new_tokens=12)
+    assert torch.equal(generate(packed, PROMPT, max_new_tokens=12), expected)
+    assert all(modes(m)) and not packed.training
+
+
+def test_an_error_gives_the_mode_back():
+    m = dropping()
+
+    def stop(drawn):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        generate(m, PROMPT, max_new_tokens=3, on_token=stop)
+    assert all(modes(m))
+    with pytest.raises(ValueError, match="must return ids"):
+        generate(m, PROMPT, max_new_tokens=3, sampler=lambda x, _: x)
+    assert all(modes(m))
+
+
+def test_between_the_pieces_of_a_text_the_model_is_as_the_caller_left_it(tokenizer):
+    m, options = dropping(vocab_size=tokenizer.vocab_size), {"max_new_tokens": 20}
+    expected = list(stream_text(copy.deepcopy(m).eval(), tokenizer, "the cat sat", **options))
+    pieces = stream_text(m, tokenizer, "the cat sat", **options)
+    other = stream_text(m, tokenizer, "the cat sat", **options)  # at the same time
+    for piece in expected:
+        assert next(pieces) == piece and next(other) == piece
+        assert all(modes(m))
+    pieces = stream_text(m, tokenizer, "the cat sat", **options)
+    next(pieces)
+    m.eval()
+    pieces.close()  # what is closed late changes nothing any more
+    assert not any(modes(m))

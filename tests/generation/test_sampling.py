@@ -324,3 +324,60 @@ def test_greedy_is_argmax_after_penalties():
     assert torch.equal(GREEDY(x), x.argmax(-1))
     sampler = Sampler(temperature=0, repetition_penalty=5.0)
     assert torch.equal(sampler(x, ids), sampling.repetition_penalty(x, ids, 5.0).argmax(-1))
+
+
+# What a subclass brings
+
+FORBIDDEN = 3
+
+
+class Forbidding(Sampler):
+    """Never draws one token; whatever the settings, the ban comes last."""
+
+    def process(self, logits, previous_ids=None):
+        x = super().process(logits, previous_ids)
+        return x.index_fill(-1, torch.tensor([FORBIDDEN]), -math.inf)
+
+
+class Swapping(Sampler):
+    """What would be the share of the first two tokens, the other gets."""
+
+    def probabilities(self, logits, previous_ids=None):
+        p = super().probabilities(logits, previous_ids)
+        return torch.cat([p[:, [1, 0]], p[:, 2:]], dim=1)
+
+
+SETTINGS = [{"temperature": 0}, {}, {"top_k": 2}, {"top_p": 0.99}, {"min_p": 0.001}]
+
+
+@pytest.mark.parametrize("options", SETTINGS)
+def test_what_a_subclass_forbids_is_never_drawn(options):
+    logits = torch.zeros(50, 8)
+    logits[:, FORBIDDEN], logits[:, 5] = 9.0, 8.0
+    assert (Sampler(**options, seed=0)(logits) == FORBIDDEN).any()
+    ids = Forbidding(**options, seed=0)(logits)
+    assert not (ids == FORBIDDEN).any() and (ids == 5).any()
+
+
+@pytest.mark.parametrize("options", SETTINGS)
+def test_probabilities_of_a_subclass_are_drawn_from(options):
+    logits = torch.full((50, 8), -20.0)
+    logits[:, 0] = 20.0
+    assert Sampler(**options, seed=0)(logits).eq(0).all()
+    assert Swapping(**options, seed=0)(logits).eq(1).all()
+
+
+def test_a_subclass_that_leaves_no_token_is_told():
+    logits = torch.full((1, 8), -math.inf)
+    logits[0, FORBIDDEN] = 0.0
+    for options in SETTINGS:
+        with pytest.raises(ValueError, match="a row has nothing but -inf"):
+            Forbidding(**options)(logits)
+
+
+def test_greedy_takes_the_first_of_the_best_and_no_random_number():
+    tied = torch.tensor([[0.0, 5.0, 1.0, 5.0, 5.0]])
+    before = torch.get_rng_state()
+    assert GREEDY(tied).tolist() == [1]
+    assert GREEDY.probabilities(tied).tolist() == [[0.0, 1.0, 0.0, 0.0, 0.0]]
+    assert torch.equal(torch.get_rng_state(), before)

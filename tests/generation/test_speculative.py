@@ -13,8 +13,8 @@ from minillm.generation.speculative import speculative_generate, speculative_ste
 from minillm.model import CausalLM
 
 
-def model(seed=0, vocab_size=300, layers=2):
-    more = {"num_key_value_heads": 2, "initializer_range": 0.3}
+def model(seed=0, vocab_size=300, layers=2, **changes):
+    more = {"num_key_value_heads": 2, "initializer_range": 0.3, **changes}
     return CausalLM(ModelConfig(vocab_size, 32, layers, 4, 48, **more), seed=seed).eval()
 
 
@@ -153,3 +153,13 @@ def test_speculative_step_refuses_wrong_shapes():
         speculative_step(torch.ones(1, 2, 3), torch.ones(1, 2, 3), torch.zeros(1, 2).long())
     with pytest.raises(ValueError, match="do not fit"):  # nothing was drafted
         speculative_step(torch.ones(1, 0, 3), torch.ones(1, 1, 3), torch.zeros(1, 0).long())
+
+
+def test_nothing_is_dropped_while_two_models_speculate():
+    target, draft = (model(seed, attention_dropout=0.5) for seed in (0, 1))
+    prompt = torch.arange(1, 9)[None]
+    expected = speculative_generate(target, draft, prompt, max_new_tokens=12)
+    for m in (target, draft):
+        m.train()
+    assert torch.equal(speculative_generate(target, draft, prompt, max_new_tokens=12), expected)
+    assert all(part.training for m in (target, draft) for part in m.modules())

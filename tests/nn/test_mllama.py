@@ -236,3 +236,22 @@ def test_weights_are_drawn_by_seed_and_leave_no_trace():
     first, again, other = (m.looks[0].mlp.up_proj.weight for m in models)
     assert torch.equal(first, again) and not torch.equal(first, other)
     assert models[0].num_parameters() == sum(p.numel() for p in models[0].parameters())
+
+
+def test_pictures_are_looked_at_and_texts_written_in_eval_mode():
+    model, ran = MllamaText(MllamaConfig(ModelConfig(40, 32, 3, 4, 48), (1,))), []
+    look = model.looks[0].keys_values
+    model.looks[0].keys_values = lambda x: (ran.append((look, model.looks[0].training)), look(x))[1]
+    for part in model.modules():
+        part.register_forward_hook(lambda part, *_: ran.append((part, part.training)))
+    ids, states, mask = batch()
+    model.generate(ids % 40, states, mask, max_new_tokens=2)
+    assert {look, model.language.lm_head} <= {part for part, _ in ran}
+    assert not any(training for _, training in ran)
+    assert all(part.training for part in model.modules())
+
+
+def test_numbers_are_counted_as_transformers_counts_them(both):
+    theirs, ours = both
+    for options in ({}, {"only_trainable": True}, {"exclude_embeddings": True}):
+        assert ours.num_parameters(**options) == theirs.num_parameters(**options)

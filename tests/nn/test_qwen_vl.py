@@ -1,5 +1,6 @@
 """Qwen2-VL against transformers: patches, positions, rotation, tower, whole model, bad input."""
 
+import copy
 import re
 
 import numpy as np
@@ -456,3 +457,20 @@ def test_the_published_sizes_are_the_defaults():
     for name in ("depth", "embed_dim", "num_heads", "mlp_ratio", "in_channels", "patch_size"):
         assert getattr(ours, name) == getattr(config, name)
     assert ours.patch_numbers == 3 * 2 * 14 * 14
+
+
+def test_pictures_are_read_and_texts_written_in_eval_mode(plain):
+    model, ran = copy.deepcopy(plain[1]).train(), []
+    for part in model.modules():
+        part.register_forward_hook(lambda part, *_: ran.append((part, part.training)))
+    x, mask, pixels, grids, _ = draw(model.config, LAYOUTS["batch"])
+    model.generate(x, pixels, grids, attention_mask=mask, max_new_tokens=2)
+    assert {model.visual, model.language.lm_head} <= {part for part, _ in ran}
+    assert not any(training for _, training in ran)
+    assert all(part.training for part in model.modules())
+
+
+def test_numbers_are_counted_as_transformers_counts_them(both):
+    theirs, ours = both
+    for options in ({}, {"only_trainable": True}, {"exclude_embeddings": True}):
+        assert ours.num_parameters(**options) == theirs.num_parameters(**options)

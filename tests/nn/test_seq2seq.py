@@ -1,5 +1,6 @@
 """Encoder and decoder against BART, Marian and torch; masks, memory, generation, bad input."""
 
+import copy
 import math
 import re
 from collections import Counter
@@ -503,3 +504,30 @@ def test_parts_that_do_not_fit_are_named():
     with pytest.raises(ValueError, match="do not fit"):
         part(torch.zeros(3, 2, 8), part.keys_values(torch.zeros(2, 3, 8)))
     assert math.isclose(sinusoids(2, 4)[1, 0].item(), math.sin(1), abs_tol=1e-6)
+
+
+def test_nothing_is_dropped_while_a_model_writes():
+    x, *_ = batch()
+    drops = {"dropout": 0.5, "attention_dropout": 0.5, "activation_dropout": 0.5}
+    model, options = model_of(vocab_size=50, **drops), {"max_new_tokens": 8}
+    expected = model.generate(x, **options)
+    model.train()
+    model.decoder.eval()
+    before = [part.training for part in model.modules()]
+    assert torch.equal(model.generate(x, **options), expected)
+    with torch.no_grad():
+        writer = Writer(model, copy.deepcopy(model).eval().encode(x))
+    begin = torch.full((len(x), 1), model.config.decoder_start_token_id)
+    found = generate(writer, begin, **options)
+    assert [part.training for part in model.modules()] == before
+    assert torch.equal(found, generate(Writer(model.eval(), writer.memory), begin, **options))
+
+
+def test_numbers_are_counted_as_transformers_counts_them(both):
+    theirs, ours = both
+    shared = getattr(theirs.model, "shared", None)  # untied, theirs holds this table for no use
+    spare = 0 if shared is None or ours.config.tie_word_embeddings else shared.weight.numel()
+    for options in ({}, {"only_trainable": True}):
+        assert ours.num_parameters(**options) == theirs.num_parameters(**options) - spare
+    matrices = ours.num_parameters(exclude_embeddings=True)
+    assert matrices == theirs.num_parameters(exclude_embeddings=True)

@@ -413,3 +413,20 @@ def test_a_projector_of_unknown_kind():
         Projector(4, 8, activation="no")
     with pytest.raises(ValueError, match="vision_size must be at least 1, not 0"):
         Projector(0, 8)
+
+
+def test_pictures_are_read_and_texts_written_in_eval_mode():
+    model, ran = PictureLM(small()), []
+    for part in model.modules():
+        part.register_forward_hook(lambda part, *_: ran.append((part, part.training)))
+    pixels = torch.zeros(1, 3, 8, 16)
+    model.generate(torch.tensor([[4, 3, 3, 5]]), pixels=pixels, max_new_tokens=2)
+    assert {model.multi_modal_projector, model.language_model.lm_head} <= {part for part, _ in ran}
+    assert not any(training for _, training in ran)
+    assert all(part.training for part in model.modules())
+
+
+def test_numbers_are_counted_as_transformers_counts_them(both):
+    ours, theirs = both
+    for options in ({}, {"only_trainable": True}):
+        assert ours.num_parameters(**options) == theirs.num_parameters(**options)

@@ -42,6 +42,8 @@ def test_logits_are_those_of_transformers(name, checkpoint):
     ours, tokenizer = from_pretrained(folder)
     assert tokenizer is None and not ours.training
     assert ours.num_parameters() == theirs.num_parameters()
+    matrices = ours.num_parameters(exclude_embeddings=True)
+    assert matrices == theirs.num_parameters(exclude_embeddings=True)
     ids, mask, positions = ragged()
     torch.testing.assert_close(ours(ids), theirs(ids).logits, atol=1e-5, rtol=1e-5)
     expected = theirs(ids, attention_mask=mask, position_ids=positions).logits

@@ -57,3 +57,22 @@ def test_ids_without_a_token_have_no_bytes():
     tokenizer = Letters()
     tokenizer.special_tokens, tokenizer.vocab_size = {"<end>": 258}, 260  # 256, 257, 259: nothing
     assert token_byte_lengths(tokenizer).tolist() == [1] * 256 + [0] * 4
+
+
+def test_nothing_is_dropped_while_a_model_is_judged():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(257, 8), nn.Dropout(0.5), nn.Linear(8, 257)).eval()
+    expected = evaluate(model, ["abc"], Letters())
+    model.train()
+    model[2].eval()
+    assert evaluate(model, ["abc"], Letters()) == expected
+    assert [part.training for part in model.modules()] == [True, True, True, False]
+    with pytest.raises(IndexError):  # an id that the model does not know
+        evaluate(model, ["abc"], Letters(), end_id=300)
+    assert [part.training for part in model.modules()] == [True, True, True, False]
+
+
+def test_one_text_is_not_judged_letter_by_letter():
+    model = nn.Sequential(nn.Embedding(257, 8), nn.Linear(8, 257))
+    with pytest.raises(ValueError, match=r"texts must be several texts, not one, 'a story'"):
+        evaluate(model, "a story", Letters())

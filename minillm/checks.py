@@ -1,0 +1,52 @@
+"""How a caller's mistake is refused: with the value, cut if it is long, and what would be right.
+
+Written by hand.
+"""
+
+import os
+from collections.abc import Iterable
+from typing import Any
+
+__all__ = ["check_texts", "quoted", "texts_of"]
+
+
+def quoted(value: object, most: int = 60) -> str:
+    """A value as an error shows it: its `repr`, without the middle of one that is long."""
+    if isinstance(value, str | bytes) and len(value) > most:
+        half = most // 2
+        return f"{value[:half]!r}...{value[-half:]!r} ({len(value):,} long)"
+    text = repr(value)
+    return text if len(text) <= 2 * most else f"{text[: 2 * most]}..."
+
+
+def check_texts(texts: Any, name: str = "texts") -> None:
+    """Raises: ValueError for one text where many belong, for its letters would be taken for them.
+
+    Also for bytes, and for the path of a file that was not read.
+    """
+    if isinstance(texts, str):
+        one_or_many = "write [text] for one, text.split(...) if it holds many"
+        raise ValueError(f"{name} must be several texts, not one, {quoted(texts)}: {one_or_many}")
+    _check_read(texts, name)
+
+
+def texts_of(texts: str | Iterable[str]) -> Iterable[str]:
+    """Texts, or one as the only one of a list.
+
+    Raises: ValueError for bytes, a path, and a string that is the name of a file.
+    """
+    if not isinstance(texts, str):
+        _check_read(texts, "texts")
+        return texts
+    if "\n" not in texts and len(texts) < 1024 and os.path.isfile(texts):
+        read = f"Path({texts!r}).read_text(encoding='utf-8')"
+        raise ValueError(f"{quoted(texts)} is the name of a file: hand in what it holds, {read}")
+    return [texts]
+
+
+def _check_read(texts: Any, name: str) -> None:
+    if isinstance(texts, os.PathLike):
+        read = f"[Path({os.fspath(texts)!r}).read_text(encoding='utf-8')]"
+        raise ValueError(f"{name} must be texts, not a path: {read}")
+    if isinstance(texts, bytes | bytearray):
+        raise ValueError(f"{name} must be texts, not bytes, {quoted(bytes(texts))}: decode them")
