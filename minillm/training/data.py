@@ -5,7 +5,6 @@ Explained in deeper/09_data_sources.
 
 # Built from notebooks/deeper/09_data_sources.ipynb: edit there, then make build.
 
-import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Protocol
@@ -13,6 +12,8 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 from torch import Tensor
+
+from minillm.utils import replacing
 
 __all__ = [
     "RENAMED",
@@ -132,23 +133,16 @@ def _write_tokens(
 ) -> None:
     """Write documents one by one, each with an end token; the file appears when it is whole."""
     dtype, count = np.dtype("<u2" if vocab_size <= 2**16 else "<u4"), 0
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with open(temporary, "w+b") as file:
-            _write_header(file, dtype, 2**62)
-            for ids in documents:
-                row = np.asarray(document_row(ids, end_id)[1:])  # it begins at the end before
-                if row.min() < 0 or row.max() >= vocab_size:
-                    raise ValueError(f"ids {row.min()}..{row.max()}, vocabulary {vocab_size}")
-                file.write(row.astype(dtype).tobytes())
-                count += len(row)
-            file.seek(0)
-            _write_header(file, dtype, count)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with replacing(path) as temporary, open(temporary, "w+b") as file:
+        _write_header(file, dtype, 2**62)
+        for ids in documents:
+            row = np.asarray(document_row(ids, end_id)[1:])  # it begins at the end before
+            if row.min() < 0 or row.max() >= vocab_size:
+                raise ValueError(f"ids {row.min()}..{row.max()}, vocabulary {vocab_size}")
+            file.write(row.astype(dtype).tobytes())
+            count += len(row)
+        file.seek(0)
+        _write_header(file, dtype, count)
 
 
 def _write_header(file: Any, dtype: np.dtype, count: int) -> None:

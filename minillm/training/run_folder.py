@@ -17,16 +17,20 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from minillm.training.checkpoint import checkpoints
+from minillm.utils import replacing
 
 __all__ = ["FolderLock", "append_record", "check_free", "forget_after"]
 
 
 def append_record(path: Path, record: dict[str, Any]) -> None:
     """Write a record at the end of a file, as one line; warn if that is not possible."""
+    size = path.stat().st_size if path.exists() else 0
     try:
         with open(path, "a", encoding="utf-8") as file:
             file.write(json.dumps(record, ensure_ascii=False) + "\n")
     except OSError as error:
+        with suppress(OSError):
+            os.truncate(path, size)  # the next record would go on in a line cut short
         warnings.warn(f"metrics not written: {error}", stacklevel=3)
 
 
@@ -37,9 +41,8 @@ def forget_after(path: Path, step: int) -> None:
         with suppress(ValueError, KeyError, TypeError):
             if json.loads(line)["step"] <= step:
                 kept.append(line + b"\n")
-    temporary = path.with_name(f".{path.name}")
-    temporary.write_bytes(b"".join(kept))
-    os.replace(temporary, path)
+    with replacing(path) as temporary:
+        temporary.write_bytes(b"".join(kept))
 
 
 def check_free(folder: str | Path, advice: str = "resume it, or give another folder") -> None:
@@ -85,8 +88,8 @@ class FolderLock:
             self.release()
             raise ValueError(f"{self.folder} was taken by {self.owner()} meanwhile: resume()")
         self.note = f"{self.process} since {time.strftime('%Y-%m-%d %H:%M:%S')}"
-        with suppress(OSError):  # a full disk is told where it matters
-            self.note_path.write_text(self.note, encoding="utf-8")
+        with suppress(OSError), replacing(self.note_path) as temporary:
+            temporary.write_text(self.note, encoding="utf-8")  # a full disk is told elsewhere
 
     def owner(self) -> str:
         """Who has the folder, or had it last."""
