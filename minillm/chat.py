@@ -16,6 +16,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
+from minillm.terminal import show, tell
+
 if TYPE_CHECKING:
     from minillm.generation.conversation import Conversation
 
@@ -87,7 +89,7 @@ def answer(
     trouble = "[stopped]"
     try:
         for piece in pieces:
-            print(piece, end="", flush=True)
+            show(piece, end="")
             if pressed():
                 break
         else:
@@ -134,8 +136,3 @@ def interrupts() -> Iterator[Callable[[], bool]]:
         yield lambda: bool(pressed)
     finally:
         signal.signal(signal.SIGINT, before)
-
-
-def tell(text: str) -> None:
-    """Say something that is no answer."""
-    print(text, file=sys.stderr, flush=True)

@@ -17,7 +17,6 @@ with --resume, it goes on where the newest whole checkpoint stands.
 # import, so every function imports what it needs itself: `--help` answers at once.
 
 import argparse
-import io
 import math
 import os
 import random
@@ -28,6 +27,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
+from minillm.terminal import prepare, show, tell, visible
 from minillm.utils import read_json, write_json
 
 __all__ = ["main"]
@@ -237,20 +237,18 @@ def main(argv: list[str] | None = None) -> int:
         raise  # nobody reads on: no mistake of the caller's; see `run`
     except (ValueError, OSError, ImportError, FloatingPointError) as error:
         message = " ".join(str(error).splitlines()) or type(error).__name__
-        print(f"error: {message}", file=sys.stderr)
+        tell(f"error: {message}")
         return 1
     except KeyboardInterrupt:
         advice = "; train --resume goes on from the last checkpoint"
-        print("interrupted" + advice * (arguments.command is train), file=sys.stderr)
+        tell("interrupted" + advice * (arguments.command is train))
         return 130
     return 0
 
 
 def run() -> NoReturn:
     """The program; under torchrun it ends at once, freeing nothing (see `distributed.stop`)."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # a ? for what the terminal has no character for
+    prepare()
     try:
         try:
             code = main()
@@ -325,7 +323,7 @@ def train(a: argparse.Namespace) -> None:
             found = trainer.resume()
             if first:
                 stands = "resumed at" if found else "no whole checkpoint to go on from, so from"
-                print(f"{stands} step {trainer.step}", file=sys.stderr)
+                tell(f"{stands} step {trainer.step}")
         start = time.perf_counter()
         trainer.train()
         tensors = distributed.whole_tensors(model)
@@ -490,7 +488,7 @@ def _finish(
     names = ("loss", "bits_per_byte", "held_out")
     measured = {name: round(found[name], 4) for name in names if name in found}
     size, tokens = f"{model.num_parameters():,} parameters", f"{trainer.tokens:,} tokens"
-    print(f"{a.output_dir}: {size}, {tokens}, {measured}")
+    show(f"{a.output_dir}: {size}, {tokens}, {measured}")
 
 
 def _early_text(a: argparse.Namespace, model: Any, tokenizer: Any) -> str:
@@ -517,7 +515,8 @@ def _show(record: dict[str, Any]) -> None:
 
     if "sample" in record:
         held_out = f", held out {record['held_out']:.4f}" if "held_out" in record else ""
-        tqdm.write(f"step {record['step']}{held_out}: {record['sample']}", sys.stderr)
+        text = visible(f"step {record['step']}{held_out}: {record['sample']}")
+        tqdm.write(text, sys.stderr)
 
 
 def _tokenizer(folder: Path) -> Any:
@@ -695,7 +694,7 @@ def generate_texts(a: argparse.Namespace) -> None:
         how = {"count": a.count, "sampler": drawn_by, "max_new_tokens": a.max_new_tokens}
         texts = sample_texts(model, tokenizer, begin, prompt=a.prompt, **how)
         if distributed.world().rank == 0:
-            print("\n\n".join(texts))
+            show("\n\n".join(texts))
     finally:
         distributed.stop()
 

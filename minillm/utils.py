@@ -11,7 +11,7 @@ import os
 import re
 import secrets
 import shutil
-import tempfile
+import stat
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -63,16 +63,30 @@ def _say_where(error: BaseException, path: Path) -> None:
         error.filename = str(path)
 
 
+def _mode(path: Path, fresh: int) -> int:
+    """Who may do what with the file of that name, once it is replaced: as before, or as `fresh`."""
+    return stat.S_IMODE(path.stat().st_mode if path.is_file() else fresh)
+
+
 @contextmanager
 def replacing(target: Path) -> Iterator[Path]:
-    """A temporary path beside `target` that takes its place if the block succeeds."""
-    handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-    os.close(handle)
-    path = Path(name)
+    """A temporary path beside `target` that takes its place if the block succeeds.
+
+    Who may read the older file may read the new one; where there was none, the umask says who.
+    Through a symbolic link, as `open` writes, the file that it points at is replaced.
+    Raises: ValueError if `target` is there and no file; OSError if it could not be written.
+    """
+    if target.is_symlink():
+        target = Path(os.path.realpath(target))
+    if target.exists() and not target.is_file():
+        raise ValueError(f"{target} is no file that could be replaced")
+    path = target.with_name(f".{secrets.token_hex(8)}.{target.name}")  # writers look at the ending
     try:
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
+        mode = _mode(target, path.stat().st_mode)
         yield path
-        os.chmod(path, 0o644)
         sync(path)  # on the disk before it has the name
+        os.chmod(path, mode)
         os.replace(path, target)
     except BaseException as error:
         _say_where(error, target)
@@ -181,8 +195,10 @@ def transaction(
        format, those named in `remove` go, and only then the new files come: readers that know
        nothing of the journal find an error in between, and never older files beside new ones.
 
-    Other files stay. An earlier save that was interrupted is completed first, or what it left is
-    removed. One process at a time may save into a folder. Transactions may lie in each other.
+    Other files stay, and so does who may read a file; of a new one, the umask says who. A symbolic
+    link gives way to a file: what it points at may belong to others, too. An earlier save that was
+    interrupted is completed first, or what it left is removed. One process at a time may save into
+    a folder. Transactions may lie in each other.
 
     Args:
         remove: Names of older files that do not belong beside the new ones, or patterns of names.
@@ -230,9 +246,10 @@ def _complete(folder: Path, release: Callable[[], object] | None) -> None:
 def _decide(folder: Path, staging: Path, remove: Iterable[str]) -> None:
     """Steps 1 and 2 of a transaction, once its files are written."""
     files = sorted(path.name for path in staging.iterdir())
+    fresh = staging.stat().st_mode & 0o666  # of a folder, too, the umask has said who
     for name in files:
-        os.chmod(staging / name, 0o644)
         sync(staging / name)
+        os.chmod(staging / name, _mode(folder / name, fresh))
     stubs = [name for name in files if (folder / name).exists()]
     (staging / "stubs").mkdir()
     for name in stubs:

@@ -51,9 +51,12 @@ class Interruption:
             return real(file, mode, *args, **kwargs)
         opened = self.call(real, file, mode, *args, **kwargs)
         write = opened.write
-        opened.write = lambda data: self.call(
-            write, data, half=lambda: write(data[: len(data) // 2])
-        )
+
+        def half(data):
+            whole = data if isinstance(data, str) else bytes(data)
+            write(whole[: len(whole) // 2])
+
+        opened.write = lambda data: self.call(write, data, half=lambda: half(data))
         return opened
 
     def save_file(self, real):

@@ -39,6 +39,8 @@ from hashlib import sha256
 from pathlib import Path
 from typing import NoReturn
 
+from minillm.utils import replacing
+
 ROOT = Path(__file__).resolve().parents[1]
 SHELVES = ("", "deeper/", "beyond/")  # folders of notebooks that are sources
 MARK = re.compile(r"#\|\s*(default_exp|export)(?:[ \t]+(\w+(?:\.\w+)*))?[ \t]*$")
@@ -408,12 +410,10 @@ def write(path: Path, text: str) -> bool:
     if path.exists() and read(path) == text:
         return False
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        temporary.write_text(text, encoding="utf-8", newline="\n")
-        os.replace(temporary, path)
+        with replacing(path) as temporary:
+            temporary.write_text(text, encoding="utf-8", newline="\n")
     except OSError as error:  # the disk is full; on Windows also: another program has `path` open
-        temporary.unlink(missing_ok=True)
         raise BuildError(f"{path.name} could not be written: {error}") from None
     return True
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 
 from minillm.plotting import COLORS, figure
+from minillm.utils import replacing
 
 ROOT = Path(__file__).resolve().parents[1]
 BLUE, ORANGE, GREEN, YELLOW = "#dbe7f6", "#fbe3cf", "#d8efe3", "#f7efc9"
@@ -111,4 +112,5 @@ def draw() -> plt.Figure:
 
 
 if __name__ == "__main__":
-    draw().savefig(ROOT / "assets" / "course.png", dpi=110)
+    with replacing(ROOT / "assets" / "course.png") as temporary:
+        draw().savefig(temporary, dpi=110)

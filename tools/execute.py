@@ -23,6 +23,8 @@ import nbformat
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 
+from minillm.utils import replacing
+
 ROOT = Path(__file__).resolve().parents[1]
 
 
@@ -118,9 +120,8 @@ def execute(
         client.on_cell_execute = announce
     client.execute()
     clean(notebook)
-    temporary = target.with_suffix(".tmp")
-    nbformat.write(notebook, temporary)
-    os.replace(temporary, target)
+    with replacing(target) as temporary:
+        nbformat.write(notebook, temporary)
     return notebook
 
 

@@ -22,6 +22,7 @@ from torch.export import ExportedProgram
 
 from minillm.model import CausalLM
 from minillm.nn.attention import build_mask
+from minillm.utils import replacing, transaction
 
 __all__ = [
     "OPSETS",
@@ -192,11 +193,14 @@ def decode(
 
 OPSETS = range(18, 26)  # the versions of ONNX's operators that torch 2.13 writes
 
+_ONE_FILE = 2**30  # bytes of weights in the file itself, which may have twice as many
+
 
 def to_onnx(program: ExportedProgram, path: str | Path, *, opset: int = 20) -> None:
-    """Write an exported step as an ONNX file, weights included.
+    """Write an exported step as an ONNX file, weights included; those above 1 GiB go beside it.
 
-    Inputs are input_ids, position, keys, values; outputs logits, new_keys, new_values.
+    Inputs are input_ids, position, keys, values; outputs logits, new_keys, new_values. Where
+    `path` is a file already, it is replaced as a whole, or stays if something goes wrong.
     Raises: ValueError for an opset that is not in OPSETS, or that the step cannot be written in;
         ImportError without onnx and onnxscript.
     """
@@ -226,7 +230,13 @@ def to_onnx(program: ExportedProgram, path: str | Path, *, opset: int = 20) -> N
         log.setLevel(level)
     if (written := made.model.opset_imports[""]) != opset:  # torch logs it and goes on
         raise ValueError(f"this step cannot be written in ONNX opset {opset}, only in {written}")
-    made.save(str(path), external_data=False)
+    path = Path(path)
+    if sum(tensor.nbytes for tensor in program.state_dict.values()) <= _ONE_FILE:
+        with replacing(path) as temporary:
+            made.save(str(temporary), external_data=False)
+    else:  # the file names the other one: the two take their places together
+        with transaction(path.parent) as staging:
+            made.save(str(staging / path.name), external_data=True)
 
 
 def quantize_rows(weight: Tensor) -> tuple[Tensor, Tensor]:

@@ -33,7 +33,8 @@ def save_parts(parts: Path, model: nn.Module, optimizer: Any) -> None:
     import torch.distributed.checkpoint as dcp
 
     if dist.get_rank() == 0:
-        shutil.rmtree(parts, ignore_errors=True)
+        for left in parts.parent.glob(".parts-*"):  # by a save that failed or was killed
+            shutil.rmtree(left, ignore_errors=True)
     dist.barrier()
     tensors = checkpoint.model_tensors(model)
     moments = checkpoint.optimizer_tensors(model, optimizer)

@@ -91,8 +91,8 @@ class FolderLock:
             self.release()
             raise ValueError(f"{self.folder} was taken by {self.owner()} meanwhile: resume()")
         self.note = f"{self.process} since {time.strftime('%Y-%m-%d %H:%M:%S')}"
-        with suppress(OSError):  # a full disk is told where it matters
-            self.note_path.write_text(self.note, encoding="utf-8")
+        with suppress(OSError), replacing(self.note_path) as temporary:
+            temporary.write_text(self.note, encoding="utf-8")  # a full disk is told elsewhere
 
     def owner(self) -> str:
         """Who has the folder, or had it last."""
