@@ -15,6 +15,7 @@ from minillm.cache.base import CacheLayer, KVCache
 from minillm.fast.kernels import MOST_ROWS, pack_panels, panel_product, settled, step_attention
 from minillm.model import CausalLM
 from minillm.nn.attention import attention
+from minillm.nn.layers import ACTIVATIONS
 from minillm.nn.rope import Rotation
 
 __all__ = [
@@ -254,7 +255,8 @@ class PackedLM(CausalLM):
     embedding is the model's own. Who trains the model further packs it anew.
 
     Raises: ValueError for a family whose layers are built otherwise, for adapters that are not
-        merged (`minillm.nn.lora`), and for a model of which this process holds a part only.
+        merged (`minillm.nn.lora`), for a part that has a forward hook or is not as the config makes
+        it, and for a model of which this process holds a part only.
     """
 
     eps: Tensor  # of the norms, times the square root that the matrices have taken in
@@ -262,16 +264,21 @@ class PackedLM(CausalLM):
     @torch.no_grad()
     def __init__(self, model: CausalLM) -> None:
         from minillm.nn.lora import check_merged
+        from minillm.pretrained.changes import check_unchanged
+        from minillm.pretrained.load import empty_model
         from minillm.training.distributed import is_sharded
 
         nn.Module.__init__(self)
         if is_sharded(model):
             raise ValueError("this process holds only a part of the model: load it whole, in one")
         c = self.config = model.config
-        if c.model_type not in PACKABLE or c.hidden_act != "silu" or c.rope_interleave:
+        silu = ACTIVATIONS[c.hidden_act] is F.silu
+        if c.model_type not in PACKABLE or not silu or c.rope_interleave:
             given = f"{c.model_type} with {c.hidden_act}, rope_interleave={c.rope_interleave}"
             raise ValueError(f"{given} cannot be packed; {', '.join(PACKABLE)} with silu can")
         check_merged(model, "a PackedLM copies matrices")
+        lost = "packed() copies matrices and would leave it out"
+        check_unchanged(model, empty_model(c), lost, hooks=True)
         self.model, self.lm_head = model.model, model.lm_head
         self.packed_layers = nn.ModuleList(PackedLayer(layer) for layer in model.model.layers)
         self.head = PackedMatrix(
