@@ -399,16 +399,17 @@ class CausalLM(nn.Module):
 
         return from_pretrained(name, **options)[0]
 
-    def packed(self) -> "CausalLM":
+    def packed(self, ways: Any = None) -> "CausalLM":
         """A copy for generation, the same numbers sooner on a CPU; see `minillm.fast.packed`.
 
         It costs the memory of the weights again (and once more for the products of long prompts),
-        and does not follow this model: after more training, pack anew.
-        Raises: ValueError for a family whose layers are built otherwise.
+        and does not follow this model: after more training, pack anew. How it multiplies is
+        measured, or said by `ways`: those of another copy, or "linear".
+        Raises: ValueError for a family whose layers are built otherwise, and for changed parts.
         """
         from minillm.fast.packed import PackedLM
 
-        return PackedLM(self)
+        return PackedLM(self, ways)
 
     def before_compiling(self) -> None:
         """Lay out what `run` needs when compiled: here nothing."""

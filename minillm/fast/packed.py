@@ -5,6 +5,10 @@ Explained in deeper/10_fast_decoding.
 
 # Built from notebooks/deeper/10_fast_decoding.ipynb: edit there, then make build.
 
+import math
+import time
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -15,60 +19,72 @@ from minillm.cache.base import CacheLayer, KVCache
 from minillm.fast.kernels import MOST_ROWS, pack_panels, panel_product, settled, step_attention
 from minillm.model import CausalLM
 from minillm.nn.attention import attention
+from minillm.nn.layers import ACTIVATIONS
 from minillm.nn.rope import Rotation
 
 __all__ = [
     "CHUNK",
     "PACKABLE",
+    "PLAIN",
+    "WAYS",
     "PackedLM",
     "PackedLayer",
     "PackedMatrix",
-    "multiply",
+    "Ways",
+    "by_onednn",
+    "choose_ways",
+    "in_halves",
+    "measure_ways",
     "normalize",
     "normalized_product",
-    "pack",
     "row_norms",
+    "seconds_of",
 ]
 
 
-def pack(weight: Tensor) -> Tensor:
-    """The rows of a matrix in two halves, in one piece of memory.
+def in_halves(x: Tensor, weight: Tensor, plus: Tensor | None = None) -> Tensor:
+    """`x @ W.T + plus` for one row x, as a batch of two products: the halves of W with a column.
 
-    Shape: (out, in) -> (2, out / 2, in), or (1, out, in) if out is odd.
+    Shape: x (1, in), weight (out, in), plus (1, out) or (out,) -> (1, out).
     """
-    halves = 1 if len(weight) % 2 else 2
-    return weight.contiguous().view(halves, -1, weight.shape[1])
+    out, size = weight.shape
+    halves = 1 if out % 2 else 2
+    column, laid = x.t().expand(halves, size, 1), weight.view(halves, -1, size)
+    if plus is None:
+        return torch.bmm(laid, column).view(1, -1)
+    return torch.baddbmm(plus.view(halves, -1, 1), laid, column).view(1, -1)
 
 
-def multiply(x: Tensor, weight: Tensor, plus: Tensor | None = None) -> Tensor:
-    """`x @ W.T + plus` for W from `pack`: one row of float32 goes through the batched product.
+WAYS = (("linear", "halves", "transposed"), ("linear", "mkldnn"))  # for one row, for more
 
-    Shape: x (B, in), weight (2, out / 2, in), plus (B, out) or (out,) -> (B, out).
-    """
-    halves, half, size = weight.shape
-    one = x.shape[0] == 1 and x.dtype == torch.float32
-    if one and not torch.compiler.is_compiling():  # often quicker than linear, on some CPUs twice
-        column = x.t().expand(halves, size, 1)
-        if plus is None:
-            return torch.bmm(weight, column).view(1, -1)
-        return torch.baddbmm(plus.view(halves, half, 1), weight, column).view(1, -1)
-    flat = weight.view(-1, size)
-    return F.linear(x, flat) if plus is None else torch.addmm(plus, x, flat.t())
+PLAIN = ("linear", "linear")
+
+
+def by_onednn(x: Tensor, copy: Tensor) -> Tensor:
+    """`x @ W.T` for the copy `W.to_mkldnn()`. Shape: x (N, in), W (out, in) -> (N, out)."""
+    return F.linear(x.to_mkldnn(), copy).to_dense()
 
 
 class PackedMatrix(nn.Module):
     """A matrix W for products `x @ W.T + plus`: the routine depends on how many rows x has.
 
-    One row goes by `multiply`. More rows of a large float32 matrix on a CPU go to oneDNN, in a copy
-    of a type of its own, which is made when it is first needed. A compiler gets sums over a third
+    `ways` names that for one row and that for more, of `WAYS`; they are for float32 on a CPU, all
+    else goes by "linear". For "transposed" W lies column by column. For "mkldnn", oneDNN, there is
+    a copy of a type of its own, made when it is first needed. A compiler gets sums over another
     form (`minillm.fast.kernels`), once `make_panels` was called. Both go when the matrix changes.
     """
 
-    weight: Tensor  # from `pack`
+    weight: Tensor  # (out, in)
 
-    def __init__(self, weight: Tensor) -> None:
+    def __init__(self, weight: Tensor, ways: tuple[str, str] = PLAIN) -> None:
         super().__init__()
-        self.register_buffer("weight", pack(weight))
+        self.register_buffer("weight", weight)
+        self.take(ways)
+
+    def take(self, ways: tuple[str, str]) -> None:
+        """Go these ways from now on."""
+        self.ways, w = ways, self.weight
+        self.weight = w.t().contiguous().t() if ways[0] == "transposed" else w.contiguous()
         self._forget()
 
     def _forget(self) -> None:
@@ -79,7 +95,7 @@ class PackedMatrix(nn.Module):
         """The copy that oneDNN multiplies."""
         if self.mkldnn is None:
             with torch.inference_mode(False), torch.no_grad():
-                self.mkldnn = self.weight.flatten(0, 1).to_mkldnn()
+                self.mkldnn = self.weight.contiguous().to_mkldnn()
         return self.mkldnn
 
     def make_panels(self) -> None:
@@ -87,7 +103,7 @@ class PackedMatrix(nn.Module):
         w = self.weight
         if self.panels is None and w.device.type == "cpu" and w.dtype in MOST_ROWS:
             with torch.inference_mode(False), torch.no_grad():
-                self.panels = pack_panels(w.flatten(0, 1))
+                self.panels = pack_panels(w.contiguous())
 
     def _apply(self, *args: Any, **kwargs: Any) -> "PackedMatrix":
         self._forget()  # they would keep their old dtype and device
@@ -107,24 +123,111 @@ class PackedMatrix(nn.Module):
         same = x.dtype == self.panels.dtype and not torch.is_autocast_enabled("cpu")
         return same and len(x) <= MOST_ROWS[x.dtype]
 
-    def takes_rows(self, x: Tensor) -> bool:
-        """Whether oneDNN is to multiply x (N, in) with N > 1."""
-        w = self.weight
-        if torch.compiler.is_compiling() or len(x) < 2 or w.numel() < 2**18:
-            return False
-        if w.device.type != "cpu" or torch.is_autocast_enabled("cpu"):
-            return False
-        return w.dtype == x.dtype == torch.float32 and torch.backends.mkldnn.is_available()
+    def way(self, x: Tensor) -> str:
+        """How x (N, in) is multiplied."""
+        w, way = self.weight, self.ways[len(x) > 1]
+        if way == "linear" or torch.compiler.is_compiling() or torch.is_autocast_enabled("cpu"):
+            return "linear"
+        return way if w.is_cpu and w.dtype == x.dtype == torch.float32 else "linear"
 
     def forward(self, x: Tensor, plus: Tensor | None = None) -> Tensor:
         """Shape: x (N, in), plus (N, out) or (out,) -> (N, out)."""
         if self.panels is not None and self.takes_panels(x):
-            y = panel_product(x, self.panels, self.weight.shape[:2].numel())
-        elif self.takes_rows(x):
-            y = F.linear(x.to_mkldnn(), self.make_mkldnn()).to_dense()
+            y = panel_product(x, self.panels, len(self.weight))
+        elif (way := self.way(x)) == "mkldnn":
+            y = by_onednn(x, self.make_mkldnn())
+        elif way == "halves":
+            return in_halves(x, self.weight, plus)
+        elif plus is not None:
+            return torch.addmm(plus, x, self.weight.t())
         else:
-            return multiply(x, self.weight, plus)
+            return F.linear(x, self.weight)
         return y if plus is None else y + plus
+
+
+Ways = Mapping[tuple[int, ...], tuple[str, str]]  # of each shape (out, in)
+
+
+def seconds_of(
+    multiply: Callable[[Tensor, Tensor], Tensor],
+    rows: int,
+    matrices: Sequence[tuple[tuple[int, ...], Tensor]],
+) -> dict[tuple[int, ...], float]:
+    """How long products of that many rows take with all matrices in turn, added up by shape."""
+    spent: dict[tuple[int, ...], float] = defaultdict(float)
+    for shape, w in matrices:
+        x = torch.ones(rows, shape[1], dtype=torch.float32, device="cpu")
+        start = time.perf_counter()
+        multiply(x, w)
+        spent[shape] += time.perf_counter() - start
+    return spent
+
+
+def measure_ways(weights: Sequence[Tensor]) -> Ways:
+    """The quickest ways for each shape among these float32 matrices, on this CPU, by the clock.
+
+    It takes about a tenth of a second. "linear" is left for what takes at most 95% of its time.
+    """
+    pieces: list[tuple[tuple[int, ...], Tensor]] = []  # of large matrices a part
+    for w in weights:
+        if tuple(w.shape) not in dict(pieces) or sum(p.numel() for _, p in pieces) < 2**23:
+            pieces.append((tuple(w.shape), w[: max(1, 2**21 // w.shape[1])]))
+    turned = [(s, w.view(w.shape[::-1]).t()) for s, w in pieces]  # other numbers, the same work
+    copies = [(s, w.to_mkldnn()) for s, w in pieces if torch.backends.mkldnn.is_available()]
+    runs: dict[tuple[str, int], Any] = {("halves", 1): (in_halves, pieces)}
+    for rows in (1, 8):
+        runs["linear", rows] = F.linear, pieces
+        runs["transposed", rows] = F.linear, turned
+    runs["mkldnn", 8] = by_onednn, copies
+    best: dict[Any, float] = defaultdict(lambda: math.inf)
+    begin, turns = time.perf_counter(), 0
+    with torch.autocast("cpu", enabled=False):
+        while turns < 3 or time.perf_counter() - begin < 0.05:
+            turns += 1
+            for (way, rows), (multiply, matrices) in runs.items():
+                for shape, seconds in seconds_of(multiply, rows, matrices).items():
+                    best[way, rows, shape] = min(seconds, best[way, rows, shape])
+
+    def quickest(shape: tuple[int, ...], rows: int, usual: str, *others: str) -> str:
+        least = min(others, key=lambda way: best[way, rows, shape])
+        return least if best[least, rows, shape] < 0.95 * best[usual, rows, shape] else usual
+
+    ways = {}
+    for shape in dict(pieces):
+        one = quickest(shape, 1, "linear", "halves", "transposed")
+        if one == "transposed" and quickest(shape, 8, one, "linear") == "linear":
+            one = quickest(shape, 1, "linear", "halves")
+        usual = "transposed" if one == "transposed" else "linear"  # as it lies for more rows, too
+        more = quickest(shape, 8, usual, "mkldnn")
+        ways[shape] = one, "mkldnn" if more == "mkldnn" else "linear"
+    return ways
+
+
+def choose_ways(weights: Sequence[Tensor], ways: Ways | str | None) -> Ways:
+    """The given ways of each shape; of one name, that where it is known; of None, the quickest.
+
+    Raises: ValueError for names and shapes that are not known, and for ways other than "linear"
+        where the matrices are not float32 on a CPU.
+    """
+    shapes = {tuple(w.shape): PLAIN for w in weights}
+    others = {f"{w.dtype} on {w.device.type}" for w in weights} - {"torch.float32 on cpu"}
+    if ways is None:
+        return shapes if others else measure_ways(weights)
+    if isinstance(ways, str):
+        if ways not in {name for known in WAYS for name in known}:
+            raise ValueError(f"unknown way {ways!r:.60}; for one row and for more there are {WAYS}")
+        one, more = (ways if ways in known else "linear" for known in WAYS)
+        ways = dict.fromkeys(shapes, (one, more))
+    if not isinstance(ways, Mapping) or ways.keys() != shapes.keys():
+        raise ValueError(f"ways {ways!r:.200}, but the matrices are {sorted(shapes)}")
+    for shape, names in ways.items():
+        if len(names) != 2 or any(n not in known for n, known in zip(names, WAYS, strict=True)):
+            raise ValueError(f"ways {names!r:.60} for {shape}; one row and more have {WAYS}")
+        if others and tuple(names) != PLAIN:
+            raise ValueError(f"ways {names!r} for {others.pop()}: other than float32 has 'linear'")
+        if "mkldnn" in names and not torch.backends.mkldnn.is_available():
+            raise ValueError(f"ways {names!r}, but this torch was built without oneDNN")
+    return dict(ways)
 
 
 def row_norms(x: Tensor, eps: Tensor) -> Tensor:
@@ -250,33 +353,47 @@ PACKABLE = ("llama", "mistral", "qwen2", "qwen3")
 class PackedLM(CausalLM):
     """A `CausalLM` for generation only: a packed copy of the weights, same interface and numbers.
 
-    Steps of one token use it, and prompts where oneDNN is of use. The
-    embedding is the model's own. Who trains the model further packs it anew.
+    Steps of one token use it, and prompts where oneDNN is quicker. The embedding is the model's
+    own. Who trains the model further packs it anew.
+
+    `ways` says how matrices are multiplied (`WAYS`): for each shape, as another copy's `ways`, or
+    one name for all. None: what is quickest here by the clock, which may differ the next time, and
+    with it the last digits.
 
     Raises: ValueError for a family whose layers are built otherwise, for adapters that are not
-        merged (`minillm.nn.lora`), and for a model of which this process holds a part only.
+        merged (`minillm.nn.lora`), for a part that has a forward hook or is not as the config makes
+        it, for a model of which this process holds a part only, and for unknown `ways`.
     """
 
     eps: Tensor  # of the norms, times the square root that the matrices have taken in
 
     @torch.no_grad()
-    def __init__(self, model: CausalLM) -> None:
+    def __init__(self, model: CausalLM, ways: Ways | str | None = None) -> None:
         from minillm.nn.lora import check_merged
+        from minillm.pretrained.changes import check_unchanged
+        from minillm.pretrained.load import empty_model
         from minillm.training.distributed import is_sharded
 
         nn.Module.__init__(self)
         if is_sharded(model):
             raise ValueError("this process holds only a part of the model: load it whole, in one")
         c = self.config = model.config
-        if c.model_type not in PACKABLE or c.hidden_act != "silu" or c.rope_interleave:
+        silu = ACTIVATIONS[c.hidden_act] is F.silu
+        if c.model_type not in PACKABLE or not silu or c.rope_interleave:
             given = f"{c.model_type} with {c.hidden_act}, rope_interleave={c.rope_interleave}"
             raise ValueError(f"{given} cannot be packed; {', '.join(PACKABLE)} with silu can")
         check_merged(model, "a PackedLM copies matrices")
+        lost = "packed() copies matrices and would leave it out"
+        check_unchanged(model, empty_model(c), lost, hooks=True)
         self.model, self.lm_head = model.model, model.lm_head
         self.packed_layers = nn.ModuleList(PackedLayer(layer) for layer in model.model.layers)
         self.head = PackedMatrix(
             model.lm_head.weight * (model.model.norm.weight * c.hidden_size**0.5)
         )
+        matrices = [part for part in self.modules() if isinstance(part, PackedMatrix)]
+        self.ways = choose_ways([matrix.weight for matrix in matrices], ways)
+        for matrix in matrices:
+            matrix.take(self.ways[tuple(matrix.weight.shape)])
         self.training = False  # the model keeps its own mode
         self._make_eps()
 
@@ -295,6 +412,9 @@ class PackedLM(CausalLM):
             "load them into that model and pack it anew"
         )
 
+    def extra_repr(self) -> str:
+        return f"ways={self.ways}"
+
     def run(
         self,
         input_ids: Tensor,
@@ -308,7 +428,7 @@ class PackedLM(CausalLM):
         B, T = input_ids.shape
         x = self.model.embed(input_ids, position_ids).flatten(0, 1)  # (B * T, C)
         first: Any = self.packed_layers[0]
-        if T > 1 and not first.gate_up.takes_rows(x):
+        if T > 1 and first.gate_up.way(x) != "mkldnn":
             return super().run(input_ids, position_ids, mask, is_causal, cache, logits_to_keep)
         rope = self.model.rotary(position_ids)  # type: ignore[misc]  # all of PACKABLE rotate
         for i, layer in enumerate(self.packed_layers):

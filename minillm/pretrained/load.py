@@ -24,6 +24,7 @@ from torch.overrides import TorchFunctionMode
 from minillm.config import ModelConfig
 from minillm.model import CausalLM
 from minillm.nn.layers import ACTIVATIONS
+from minillm.pretrained.changes import check_unchanged
 from minillm.pretrained.families import check_value
 from minillm.pretrained.weights import read_weights, write_weights
 from minillm.tokenizer.hf_wrapper import load_tokenizer
@@ -41,6 +42,9 @@ FILES = [
     "tokenizer_config.json",
     "chat_template.jinja",
 ]
+
+
+LOST = "read back from files, the model would be another one"
 
 
 _REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+|[\w-][\w.-]*")
@@ -208,8 +212,9 @@ def save_pretrained(
     `generation_config.json` go, and its tokenizer if a new one is given; other files stay.
     Of a `PackedLM` the model is saved that it was made from; adapters (`minillm.nn.lora`) must be
     merged.
-    Raises: ValueError, before anything is written, for a model that its family's files cannot hold,
-        for adapters that are not merged, and for a folder that holds an adapter;
+    Raises: ValueError, before anything is written, for a model that its family's files cannot hold
+        or in which a part is not as its config makes it (forward hooks may be there, and are not
+        saved), for adapters that are not merged, and for a folder that holds an adapter;
         OSError if the disk is too small, before anything is written where that can be known.
     """
     folder = Path(folder)
@@ -287,11 +292,14 @@ def _state_of(model: CausalLM) -> dict[str, Tensor]:
 
         if isinstance(model, PackedLM):  # a copy of the weights lies beside the model's own
             state = {k: v for k, v in state.items() if k.startswith(("model.", "lm_head."))}
-    wanted = empty_model(model.config).state_dict()
+    built = empty_model(model.config)
+    wanted = built.state_dict()
     if state.keys() != wanted.keys():
         strange = _some(sorted(state.keys() - wanted.keys()))
         which = f"{len(state)} weights, its config says {len(wanted)}; not known: {strange}"
         raise ValueError(f"a {type(model).__name__} cannot be saved that has {which}")
+    # Hooks may stay: they change no weight, and most are there to look. No reader expects them.
+    check_unchanged(model, built, LOST)
     return state
 
 

@@ -16,7 +16,9 @@ from torch import Tensor
 
 from minillm.config import ModelConfig
 from minillm.nn.mllama import MllamaConfig, MllamaText
+from minillm.pretrained.changes import check_unchanged
 from minillm.pretrained.load import (
+    LOST,
     ShapesAlone,
     check_savable,
     check_shapes,
@@ -165,6 +167,8 @@ def save(model: MllamaText, folder: str | os.PathLike[str]) -> None:
     check_savable(config.text)
     if config.text.bos_token_id is None:
         raise ValueError("bos_token_id=None: the files of Mllama hold a number there")
+    with torch.device("meta"), ShapesAlone():
+        check_unchanged(model, MllamaText(config), LOST)
     tensors = {theirs: t.detach().cpu() for _, theirs, t in _named(model)}
     data = config.text.to_dict()
     for key in ("attention_bias", "mlp_bias", "attention_dropout", "head_dim"):

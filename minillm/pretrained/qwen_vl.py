@@ -17,8 +17,10 @@ from torch import Tensor
 
 from minillm.config import ModelConfig
 from minillm.nn.qwen_vl import QwenVisionConfig, QwenVL, QwenVLConfig
+from minillm.pretrained.changes import check_unchanged
 from minillm.pretrained.families import ACTIVATION_NAMES
 from minillm.pretrained.load import (
+    LOST,
     ShapesAlone,
     check_savable,
     check_shapes,
@@ -259,6 +261,8 @@ def save(model: QwenVL, folder: str | os.PathLike[str]) -> None:
     """
     config = model.config
     check_savable(config.text)
+    with torch.device("meta"), ShapesAlone():
+        check_unchanged(model, QwenVL(config), LOST)
     tensors: dict[str, Tensor] = {}
     for ours, tensor in model.state_dict().items():
         if ours == "language.lm_head.weight" and config.text.tie_word_embeddings:

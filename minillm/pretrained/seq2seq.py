@@ -17,8 +17,10 @@ import torch
 from torch import Tensor
 
 from minillm.nn.seq2seq import EncoderDecoder, Seq2SeqConfig, sinusoids
+from minillm.pretrained.changes import check_unchanged
 from minillm.pretrained.families import ACTIVATION_NAMES
 from minillm.pretrained.load import (
+    LOST,
     ShapesAlone,
     check_shapes,
     local_place,
@@ -207,6 +209,8 @@ def save(model: EncoderDecoder, folder: str | os.PathLike[str]) -> None:
     Raises: OSError if the disk is too small.
     """
     c = model.config
+    with torch.device("meta"), ShapesAlone():
+        check_unchanged(model, EncoderDecoder(c), LOST)
     state = {k: v.detach().cpu() for k, v in model.state_dict().items()}
     if c.model_type == "marian":
         state = {k: v for k, v in state.items() if "embed_positions" not in k}

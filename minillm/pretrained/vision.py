@@ -19,8 +19,10 @@ from torch import Tensor
 from minillm.config import ModelConfig
 from minillm.nn.vision import VisionConfig, VisionTransformer
 from minillm.nn.vlm import PictureConfig, PictureLM
+from minillm.pretrained.changes import check_unchanged
 from minillm.pretrained.families import ACTIVATION_NAMES
 from minillm.pretrained.load import (
+    LOST,
     ShapesAlone,
     check_shapes,
     local_place,
@@ -333,6 +335,8 @@ def save(model: VisionTransformer, folder: str | os.PathLike[str]) -> None:
         small.
     """
     data = _vision_data(model.config)
+    with torch.device("meta"), ShapesAlone():
+        check_unchanged(model, VisionTransformer(model.config), LOST)
     state = {k: v.detach().cpu() for k, v in model.state_dict().items()}
     data["dtype"] = _dtype_name(state)
     write_checkpoint(folder, data, _to_file(state, model.config))
@@ -344,6 +348,8 @@ def save_llava(model: PictureLM, folder: str | os.PathLike[str]) -> None:
     Raises: ValueError for sizes that the files cannot hold; OSError if the disk is too small.
     """
     c = model.config
+    with torch.device("meta"), ShapesAlone():
+        check_unchanged(model, PictureLM(c), LOST)
     vision = _vision_data(c.vision_config)
     layers, act = c.vision_feature_layer, c.projector_hidden_act
     data = {
