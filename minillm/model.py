@@ -162,7 +162,7 @@ class Decoder(nn.Module):
         """Vectors for the ids, and for their positions where the family learns these."""
         x = _look_up(self.embed_tokens, input_ids, "token id")
         if self.config.family.scaled_embeddings:  # rounded to x's dtype, as in the original
-            x = x * torch.tensor(self.config.hidden_size**0.5, dtype=x.dtype, device=x.device)
+            x = x * torch.full((), self.config.hidden_size**0.5, dtype=x.dtype, device=x.device)
         if self.config.family.learned_positions:
             x = x + _look_up(self.embed_positions, position_ids, "position")
         return x

@@ -83,6 +83,7 @@ class PagedLayer(CacheLayer):
         self.pool = BlockPool([self._zeros(*shape, dim) for dim in self.dims])
         self.block_size = block_size
         self.block_table: list[list[int]] = [[] for _ in range(self.batch_size)]
+        self._sent: list[list[int]] = []  # the table that lies on the device
 
     @property
     def nbytes(self) -> int:
@@ -97,7 +98,10 @@ class PagedLayer(CacheLayer):
             row[first:] = [self.pool.copy_on_write(block) for block in row[first:]]
             row += [self.pool.take() for _ in range(last + 1 - len(row))]
         positions = torch.arange(start, end, device=self.device)
-        table = torch.tensor(self.block_table, device=self.device)  # (B, blocks)
+        if self._sent != self.block_table:  # sending it makes a GPU wait
+            self._sent = [list(row) for row in self.block_table]
+            self._table = torch.tensor(self._sent, device=self.device)  # (B, blocks)
+        table = self._table
         blocks, offsets = table[:, positions // self.block_size], positions % self.block_size
         found = []
         for pool, new in zip(self.pool.buffers, (keys, values), strict=True):

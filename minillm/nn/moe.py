@@ -102,7 +102,8 @@ class Experts(nn.Module):
         chosen = indices.flatten()  # token 0's choices, token 1's, ...
         order = chosen.argsort(stable=True)
         tokens = order // indices.shape[1]  # whose choice each is, expert by expert
-        counts = chosen.bincount(minlength=len(self.gate_up_proj)).tolist()
+        load = chosen.new_zeros(len(self.gate_up_proj))  # bincount makes a GPU wait twice more
+        counts = load.index_add(0, chosen, torch.ones_like(chosen)).tolist()
         gate_up: Tensor = self.gate_up_proj
         down: Tensor = self.down_proj
         rows = x.index_select(0, tokens)
