@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from minillm.cache.base import KVCache, make_cache
+from minillm.checks import check_mask
 from minillm.config import ModelConfig
 from minillm.nn.attention import build_mask
 from minillm.nn.layers import MLP, GatedMLP, LayerNorm, RMSNorm
@@ -263,6 +264,7 @@ def _check_inputs(
     whole = input_ids.dtype in (torch.int64, torch.int32)
     if input_ids.dim() != 2 or not input_ids.numel() or not whole:
         raise ValueError(f"input_ids must be int64 or int32 (B, T), not {input_ids.dtype} {shape}")
+    check_mask(attention_mask)
     if attention_mask is not None and attention_mask.shape != (shape[0], past + shape[1]):
         wanted = f"(B, past + T) = {(shape[0], past + shape[1])}"
         raise ValueError(f"attention_mask {tuple(attention_mask.shape)} should be {wanted}")

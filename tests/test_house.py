@@ -31,7 +31,7 @@ CORE = {
     "model": 10,
     "generation.decoding": 10,
 }
-SERVES_ALL = {"utils"}  # imported from anywhere
+SERVES_ALL = {"checks", "utils"}  # imported from anywhere
 
 
 def name_of(path: Path) -> str:

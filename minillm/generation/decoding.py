@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from minillm.cache.base import KVCache
+from minillm.checks import check_mask
 from minillm.config import ModelConfig
 from minillm.generation.sampling import GREEDY, end_ids, enforce_min_new_tokens
 from minillm.model import CausalLM
@@ -34,6 +35,7 @@ def check_prompt(
         raise ValueError(f"a prompt is (B, T) ids, at least one a row, not {shape}")
     if not isinstance(max_new_tokens, int) or max_new_tokens < 0:
         raise ValueError(f"max_new_tokens must be an integer, 0 or more, not {max_new_tokens!r}")
+    check_mask(attention_mask)
     if attention_mask is not None and attention_mask.shape != input_ids.shape:
         shapes = f"{tuple(attention_mask.shape)} and {tuple(input_ids.shape)}"
         raise ValueError(f"attention_mask and input_ids differ in shape: {shapes}")

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from minillm.cache.base import KVCache
+from minillm.checks import check_mask
 from minillm.config import ModelConfig
 from minillm.generation.decoding import generate
 from minillm.model import CausalLM
@@ -82,6 +83,7 @@ def mrope_positions(
     if input_ids.ndim != 2 or not input_ids.numel() or not whole:
         found = f"{input_ids.dtype} {tuple(input_ids.shape)}"
         raise ValueError(f"input_ids must be int64 or int32 (B, T), not {found}")
+    check_mask(attention_mask)
     if attention_mask is not None and attention_mask.shape != input_ids.shape:
         shapes = f"{tuple(attention_mask.shape)} and {tuple(input_ids.shape)}"
         raise ValueError(f"attention_mask and input_ids differ in shape: {shapes}")

@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from minillm.cache.base import KVCache, make_cache
+from minillm.checks import check_mask
 from minillm.generation.decoding import check_prompt, generate
 from minillm.generation.sampling import GREEDY, end_ids
 from minillm.model import product_dtype
@@ -314,6 +315,7 @@ class Stack(nn.Module):
             raise ValueError(f"{name} reach {length} positions, there are {self.num_positions}")
         if mask is not None:
             _check_tensor(f"the mask of {name}", mask)
+            check_mask(mask, f"the mask of {name}")
         if mask is not None and mask.shape != (len(ids), length):
             wanted = (len(ids), length)
             raise ValueError(f"the mask of {name} is {tuple(mask.shape)}, it should be {wanted}")
