@@ -264,10 +264,10 @@ def _check_inputs(
     whole = input_ids.dtype in (torch.int64, torch.int32)
     if input_ids.dim() != 2 or not input_ids.numel() or not whole:
         raise ValueError(f"input_ids must be int64 or int32 (B, T), not {input_ids.dtype} {shape}")
-    check_mask(attention_mask)
     if attention_mask is not None and attention_mask.shape != (shape[0], past + shape[1]):
         wanted = f"(B, past + T) = {(shape[0], past + shape[1])}"
         raise ValueError(f"attention_mask {tuple(attention_mask.shape)} should be {wanted}")
+    check_mask(attention_mask)
     if position_ids is not None and position_ids.shape not in (shape, (1, shape[1])):
         raise ValueError(f"position_ids {tuple(position_ids.shape)} do not fit input_ids {shape}")
 

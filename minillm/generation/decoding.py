@@ -35,10 +35,10 @@ def check_prompt(
         raise ValueError(f"a prompt is (B, T) ids, at least one a row, not {shape}")
     if not isinstance(max_new_tokens, int) or max_new_tokens < 0:
         raise ValueError(f"max_new_tokens must be an integer, 0 or more, not {max_new_tokens!r}")
-    check_mask(attention_mask)
     if attention_mask is not None and attention_mask.shape != input_ids.shape:
         shapes = f"{tuple(attention_mask.shape)} and {tuple(input_ids.shape)}"
         raise ValueError(f"attention_mask and input_ids differ in shape: {shapes}")
+    check_mask(attention_mask)
     if input_ids.is_meta:
         return  # shapes without numbers
     first, last = int(input_ids.min()), int(input_ids.max())

@@ -83,10 +83,10 @@ def mrope_positions(
     if input_ids.ndim != 2 or not input_ids.numel() or not whole:
         found = f"{input_ids.dtype} {tuple(input_ids.shape)}"
         raise ValueError(f"input_ids must be int64 or int32 (B, T), not {found}")
-    check_mask(attention_mask)
     if attention_mask is not None and attention_mask.shape != input_ids.shape:
         shapes = f"{tuple(attention_mask.shape)} and {tuple(input_ids.shape)}"
         raise ValueError(f"attention_mask and input_ids differ in shape: {shapes}")
+    check_mask(attention_mask)
     grids = torch.empty(0, 3, dtype=torch.long) if grids is None else grids
     check_grids(grids, merge_size)
     real = torch.ones_like(input_ids) if attention_mask is None else attention_mask

@@ -315,10 +315,10 @@ class Stack(nn.Module):
             raise ValueError(f"{name} reach {length} positions, there are {self.num_positions}")
         if mask is not None:
             _check_tensor(f"the mask of {name}", mask)
-            check_mask(mask, f"the mask of {name}")
         if mask is not None and mask.shape != (len(ids), length):
             wanted = (len(ids), length)
             raise ValueError(f"the mask of {name} is {tuple(mask.shape)}, it should be {wanted}")
+        check_mask(mask, f"the mask of {name}")
         if ids.device.type != "cpu":
             return
         low, high, size = int(ids.min()), int(ids.max()), len(self.embed_tokens.weight)
