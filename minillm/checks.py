@@ -3,11 +3,16 @@
 Written by hand.
 """
 
+from __future__ import annotations
+
 import os
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["check_texts", "quoted", "texts_of"]
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = ["check_mask", "check_texts", "quoted", "texts_of"]
 
 
 def quoted(value: object, most: int = 60) -> str:
@@ -50,3 +55,13 @@ def _check_read(texts: Any, name: str) -> None:
         raise ValueError(f"{name} must be texts, not a path: {read}")
     if isinstance(texts, bytes | bytearray):
         raise ValueError(f"{name} must be texts, not bytes, {quoted(bytes(texts))}: decode them")
+
+
+def check_mask(mask: Tensor | None, name: str = "attention_mask") -> None:
+    """Raises: ValueError for a mask that holds neither bools nor integers.
+
+    Only the type is looked at: for a number of a tensor on a GPU one would have to wait.
+    """
+    if mask is not None and (mask.is_floating_point() or mask.is_complex()):
+        wanted = "bool or an integer type: 1 is a token, 0 is padding"
+        raise ValueError(f"{name} is {mask.dtype}; it must be {wanted}")

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from minillm.cache.base import KVCache, make_cache
+from minillm.checks import check_mask
 from minillm.config import ModelConfig
 from minillm.nn.attention import build_mask
 from minillm.nn.layers import MLP, GatedMLP, LayerNorm, RMSNorm
@@ -266,6 +267,7 @@ def _check_inputs(
     if attention_mask is not None and attention_mask.shape != (shape[0], past + shape[1]):
         wanted = f"(B, past + T) = {(shape[0], past + shape[1])}"
         raise ValueError(f"attention_mask {tuple(attention_mask.shape)} should be {wanted}")
+    check_mask(attention_mask)
     if position_ids is not None and position_ids.shape not in (shape, (1, shape[1])):
         raise ValueError(f"position_ids {tuple(position_ids.shape)} do not fit input_ids {shape}")
 

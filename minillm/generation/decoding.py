@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from minillm.cache.base import KVCache
+from minillm.checks import check_mask
 from minillm.config import ModelConfig
 from minillm.generation.sampling import GREEDY, end_ids, enforce_min_new_tokens
 from minillm.model import CausalLM
@@ -38,6 +39,7 @@ def check_prompt(
     if attention_mask is not None and attention_mask.shape != input_ids.shape:
         shapes = f"{tuple(attention_mask.shape)} and {tuple(input_ids.shape)}"
         raise ValueError(f"attention_mask and input_ids differ in shape: {shapes}")
+    check_mask(attention_mask)
     if input_ids.is_meta:
         return  # shapes without numbers
     first, last = int(input_ids.min()), int(input_ids.max())

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from minillm.cache.base import KVCache
+from minillm.checks import check_mask
 from minillm.config import ModelConfig
 from minillm.generation.decoding import generate
 from minillm.model import CausalLM, count_parameters
@@ -86,6 +87,7 @@ def mrope_positions(
     if attention_mask is not None and attention_mask.shape != input_ids.shape:
         shapes = f"{tuple(attention_mask.shape)} and {tuple(input_ids.shape)}"
         raise ValueError(f"attention_mask and input_ids differ in shape: {shapes}")
+    check_mask(attention_mask)
     grids = torch.empty(0, 3, dtype=torch.long) if grids is None else grids
     check_grids(grids, merge_size)
     real = torch.ones_like(input_ids) if attention_mask is None else attention_mask

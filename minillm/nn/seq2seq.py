@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from minillm.cache.base import KVCache, make_cache
+from minillm.checks import check_mask
 from minillm.generation.decoding import check_prompt, generate
 from minillm.generation.sampling import GREEDY, end_ids
 from minillm.model import count_parameters, product_dtype
@@ -318,6 +319,7 @@ class Stack(nn.Module):
         if mask is not None and mask.shape != (len(ids), length):
             wanted = (len(ids), length)
             raise ValueError(f"the mask of {name} is {tuple(mask.shape)}, it should be {wanted}")
+        check_mask(mask, f"the mask of {name}")
         if ids.device.type != "cpu":
             return
         low, high, size = int(ids.min()), int(ids.max()), len(self.embed_tokens.weight)

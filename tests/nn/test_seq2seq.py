@@ -374,8 +374,8 @@ ONE = torch.tensor([[5, 6, 7]])
         (lambda m: m.encode(torch.tensor([5, 6])), r"must be int64 .*\(2,\)"),
         (lambda m: m.encode(torch.tensor([[5.0]])), "not torch.float32"),
         (lambda m: m.encode(ONE, attention_mask=torch.ones(1, 4)), r"is \(1, 4\), .* \(1, 3\)"),
-        (lambda m: m.encode(ONE, attention_mask=torch.zeros(1, 3)), r"rows \[0\] are empty"),
-        (lambda m: m.encode(ONE, attention_mask=-torch.ones(1, 3)), "holds -1.0"),
+        (lambda m: m.encode(ONE, attention_mask=torch.zeros(1, 3).long()), r"rows \[0\] are empty"),
+        (lambda m: m.encode(ONE, attention_mask=-torch.ones(1, 3).long()), "holds -1:"),
         (lambda m: m.encode(ONE.expand(1, 3).repeat(1, 9)), "reach 27 positions, there are 24"),
         (lambda m: m(ONE, ONE.repeat(1, 9)), "decoder_input_ids reach 27 positions"),
         (
