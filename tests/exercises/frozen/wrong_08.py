@@ -1,0 +1,170 @@
+"""Wrong answers of 08: exercise, answer, words that its message holds."""
+
+import math
+
+import torch
+
+PREDICTIONS: dict[str, tuple[float, str]] = {
+    "tokens left by top_p = 0.75": (2, "what do the first two have together?"),
+    "tokens left by top_p = 0.76": (3, "the token with which the sum reaches p is kept"),
+    "tokens left by top_k = 3": (3, "exactly k are kept, ties or not"),
+    "tokens left by min_p = 0.3": (2, "compare each with 0.3 times the best one"),
+    "tokens left by min_p = 0.3 after temperature 2": (
+        4,
+        "at temperature 2 the ratio of two probabilities becomes its square root",
+    ),
+    "probability of the first after top_k = 2": (2 / 3, "what is left must sum to 1"),
+    "probability of the first after temperature 0.5": (
+        8 / 11,
+        "square all four, then divide by their sum",
+    ),
+    "probability of the first at a very high temperature": (0.25, "heat makes all tokens alike"),
+}
+
+
+def keep(probs, p, crossing=True):
+    order = sorted(range(len(probs)), key=lambda i: -probs[i])
+    kept, mass = [], 0.0
+    for i in order:
+        if mass + probs[i] > p and not crossing:
+            break
+        kept.append(i)
+        mass += probs[i]
+        if mass >= p - 1e-9:
+            break
+    return kept
+
+
+def next_token(
+    probs, t, p, u, *, power=None, crossing=True, cut=True, scale=True, best=False, cold=False
+):
+    exponent = 1 / t if power is None else power(t)
+    if cold:  # cut first
+        kept = keep(probs, p)
+        probs = [q if i in kept else 0.0 for i, q in enumerate(probs)]
+    probs = [q**exponent for q in probs]
+    probs = [q / sum(probs) for q in probs]
+    if not cold:
+        kept = keep(probs, p, crossing) if cut else range(len(probs))
+    if not kept:
+        kept = [max(range(len(probs)), key=lambda i: probs[i])]
+    kept = kept if best else sorted(kept)
+    total, reached = sum(probs[i] for i in kept) if scale else 1, 0.0
+    for i in kept:
+        reached += probs[i]
+        if reached > u * total:
+            return i
+    return kept[-1]
+
+
+def softmax_of_probabilities(probs, t, p, u):
+    shaped = [math.exp(q / t) for q in probs]
+    return next_token([q / sum(shaped) for q in shaped], 1.0, p, u)
+
+
+def from_zero_on(probs, t, p, u):
+    """Lets the cut tokens stand in the list, and takes the first whose sum is *at least* u."""
+    shaped = [q ** (1 / t) for q in probs]
+    shaped = [q / sum(shaped) for q in shaped]
+    kept, reached = keep(shaped, p), 0.0
+    total = sum(shaped[i] for i in kept)
+    for i in range(len(shaped)):
+        reached += shaped[i] if i in kept else 0.0
+        if reached >= u * total:
+            return i
+    return max(kept)
+
+
+def changed(predictions=None, **changes):
+    """The right predictions, but for some; `k3=4` changes "... top_k = 3"."""
+    short = dict(zip(["p75", "p76", "k3", "m", "mt", "k2", "t", "hot"], PREDICTIONS, strict=True))
+    right = {key: value for key, (value, _) in PREDICTIONS.items()}
+    return {**right, **{short[key]: value for key, value in changes.items()}}
+
+
+def write_batch(
+    next_logits, sampler, count, end, max_new, *, named=True, remove=False, guard=True, run_on=False
+):
+    rows, live = [[] for _ in range(count)], list(range(count))
+    for _ in range(max_new):
+        if guard and not live:
+            break
+        logits = torch.stack([next_logits(rows[row]) for row in live])
+        ids = sampler(logits, rows=live) if named else sampler(logits)
+        for row, token in zip(live, ids.tolist()):  # noqa: B905
+            rows[row].append(token)
+            if remove and token == end:
+                live.remove(row)
+        if not remove and not run_on:
+            live = [row for row in live if rows[row][-1] != end]
+    return rows
+
+
+def typical(probs, mass):
+    entropy = -sum(p * math.log(p) for p in probs)
+    far = sorted(range(len(probs)), key=lambda i: abs(-math.log(probs[i]) - entropy))
+    while sum(probs[i] for i in far[:-1]) >= mass:
+        far.pop()
+    return sorted(far)
+
+
+def unsorted(probs, mass):
+    return sorted(typical(probs, mass), key=lambda i: -probs[i])
+
+
+def in_pieces(pieces, stop):
+    text = ""
+    for piece in pieces:
+        if stop in piece:
+            return text + piece.partition(stop)[0]
+        text += piece
+    return text
+
+
+def using(**options):
+    return lambda *args: next_token(*args, **options)
+
+
+WRONG = [
+    ("08.1", using(power=lambda t: t), "wrong way round"),
+    ("08.1", using(power=lambda t: 1), "changes nothing"),
+    ("08.1", softmax_of_probabilities, "softmax takes logits"),
+    ("08.1", using(cut=False), "nothing is cut"),
+    ("08.1", using(crossing=False), "belongs to what is kept"),
+    ("08.1", using(scale=False), "sums to less than 1"),
+    ("08.1", using(best=True), "in the order of the list"),
+    ("08.1", using(cold=True), "the temperature comes first"),
+    ("08.1", from_zero_on, "u = 0: token 0 has been cut"),
+    ("08.1", lambda probs, t, p, u: 0, "I expected"),
+    ("08.1", lambda probs, t, p, u: 5, "there is no token 5"),
+    ("08.1", lambda probs, t, p, u: probs[0], "a whole number"),
+    ("08.2", changed(p75=3), "the first two have together"),
+    ("08.2", changed(p76=2), "right so far: 7 of 8"),
+    ("08.2", changed(k3=4), "exactly k are kept"),
+    ("08.2", changed(mt=2), "its square root"),
+    ("08.2", changed(k2=0.5), "must sum to 1"),
+    ("08.2", changed(t=0.25), "divide by their sum"),
+    ("08.2", changed(hot=...), "not filled in yet"),
+    ("08.2", changed(m="two"), "write a number"),
+    ("08.3", lambda *args: write_batch(*args, named=False), "which row is it?"),
+    ("08.3", lambda *args: write_batch(*args, remove=True), "while a loop runs over it"),
+    ("08.3", lambda *args: write_batch(*args, named=False, remove=True), "two mistakes are left"),
+    ("08.3", lambda *args: [row[:-1] for row in write_batch(*args)], "written alone it is"),
+    ("08.3", lambda *args: write_batch(*args, guard=False), "nothing left to stack"),
+    ("08.3", lambda *args: write_batch(*args, run_on=True), "goes on after its end token"),
+    ("08.3", lambda *args: write_batch(*args)[:-1], "you return"),
+    ("08.4", lambda pieces, stop: "".join(pieces), "across two pieces"),
+    ("08.4", in_pieces, "across two pieces"),
+    ("08.4", lambda pieces, stop: "".join(pieces).partition(stop)[0] + stop, "is still there"),
+    (
+        "08.4",
+        lambda pieces, stop: (
+            "".join(pieces).rpartition(stop)[0] if stop in "".join(pieces) else "".join(pieces)
+        ),
+        "instead of the first",
+    ),
+    ("08.5", keep, "the most probable tokens"),
+    ("08.5", lambda probs, mass: [len(probs) - 1], "I expected"),
+    ("08.5", lambda probs, mass: [], "you kept no token"),
+    ("08.5", unsorted, "return their indices in order"),
+]

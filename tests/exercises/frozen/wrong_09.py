@@ -1,0 +1,355 @@
+"""Wrong answers of 09: exercise, answer, words that its message holds."""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from minillm.training.data import get_batch
+
+Batches = list[tuple[Tensor, Tensor]]
+
+
+def _loop(
+    model: nn.Module, optimizer: Any, batches: Batches, mistakes: tuple[str, ...] = ()
+) -> float:
+    loss = torch.zeros(())
+    for inputs, targets in batches:
+        logits = model(inputs)
+        logits = logits.softmax(-1) if "softmax" in mistakes else logits
+        if "shift" in mistakes:
+            logits, targets = logits[:, :-1], targets[:, 1:]
+        loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+        if "clear" not in mistakes:
+            optimizer.zero_grad()
+        loss.backward()
+        if "clip" not in mistakes:
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        if "clip" in mistakes:
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    return loss.item()
+
+
+def targets(rows, pad):
+    labels = rows[:, 1:].clone()
+    labels[labels == pad] = -100
+    return rows[:, :-1], labels
+
+
+def in_place(rows, pad):
+    labels = rows[:, 1:]
+    labels[labels == pad] = -100
+    return rows[:, :-1], labels
+
+
+def twice(rows, pad):
+    return rows[:, :-2], rows[:, 2:]
+
+
+def unmasked(rows, pad):
+    return rows[:, :-1], rows[:, 1:].clone()
+
+
+def copies(rows, pad):
+    labels = rows[:, :-1].clone()
+    labels[labels == pad] = -100
+    return rows[:, :-1], labels
+
+
+def masked_inputs(rows, pad):
+    inputs, labels = targets(rows, pad)
+    return inputs.masked_fill(inputs == pad, -100), labels
+
+
+def fixed_pad(rows, pad):
+    return targets(rows, 2)
+
+
+def total_loss(model, batch, reduction):
+    return F.cross_entropy(model(batch[0]).flatten(0, 1), batch[1].flatten(), reduction=reduction)
+
+
+def accumulate(model, batches):
+    count = sum(int((y != -100).sum()) for _, y in batches)
+    model.zero_grad()
+    total = 0.0
+    for batch in batches:
+        loss = total_loss(model, batch, "sum") / count
+        loss.backward()
+        total += loss.item()
+    return total
+
+
+def mean_of_means(model, batches):
+    model.zero_grad()
+    losses = [total_loss(model, batch, "mean") / len(batches) for batch in batches]
+    torch.stack(losses).sum().backward()
+    return sum(loss.item() for loss in losses)
+
+
+def undivided(model, batches):
+    model.zero_grad()
+    for batch in batches:
+        total_loss(model, batch, "sum").backward()
+    return 0.0
+
+
+def all_positions(model, batches):
+    model.zero_grad()
+    for batch in batches:
+        (total_loss(model, batch, "sum") / sum(y.numel() for _, y in batches)).backward()
+    return 0.0
+
+
+def one_large_batch(model, batches):
+    model.zero_grad()
+    loss = total_loss(
+        model, tuple(torch.cat(parts) for parts in zip(*batches, strict=True)), "mean"
+    )
+    loss.backward()
+    return loss.item()
+
+
+def keeps_old(model, batches):
+    count = sum(int((y != -100).sum()) for _, y in batches)
+    total = 0.0
+    for batch in batches:
+        loss = total_loss(model, batch, "sum") / count
+        loss.backward()
+        total += loss.item()
+    return total
+
+
+def wrong_loss(model, batches):
+    return accumulate(model, batches) * 2
+
+
+def one_backward(model, batches):
+    """Right gradients, but all graphs are in memory at once."""
+    count = sum(int((y != -100).sum()) for _, y in batches)
+    model.zero_grad()
+    loss = torch.stack([total_loss(model, batch, "sum") for batch in batches]).sum() / count
+    loss.backward()
+    return loss.item()
+
+
+def no_return(model, batches):
+    accumulate(model, batches)
+
+
+EXPECTED = {
+    "first loss, all logits near 0 (nats)": 7.6,
+    "loss of a model that is always torn between two tokens, both equally likely (nats)": 0.69,
+    "slope for the target's logit, when its probability is 0.25 (one token)": -0.75,
+    "sum of the slopes for all 2,000 logits of a token": 0,
+    "FLOPs to train on 1,000 tokens, without attention's reading": 6_000_000_000,
+    "AdamW's first step at rate 0.001 for a slope of 50, no decay (its size)": 1e-3,
+    "joint length 5 clipped to 1: what becomes of a slope of 2": 0.4,
+}
+
+QUESTIONS = list(EXPECTED)
+
+
+def train_right(model, optimizer, batches):
+    for inputs, targets in batches:
+        loss = F.cross_entropy(model(inputs).flatten(0, 1), targets.flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+    return loss.item()
+
+
+def with_mistakes(*mistakes):
+    return lambda *given: _loop(*given, mistakes)
+
+
+def clipped_one_by_one(model, optimizer, batches):
+    for inputs, targets in batches:
+        loss = F.cross_entropy(model(inputs).mT, targets)
+        optimizer.zero_grad()
+        loss.backward()
+        for p in model.parameters():
+            torch.nn.utils.clip_grad_norm_([p], 1.0)
+        optimizer.step()
+    return loss.item()
+
+
+def cleared_too_late(model, optimizer, batches):
+    for inputs, targets in batches:
+        loss = F.cross_entropy(model(inputs).mT, targets)
+        loss.backward()
+        optimizer.zero_grad()
+        optimizer.step()
+    return loss.item()
+
+
+def two_steps(model, optimizer, batches):
+    train_right(model, optimizer, batches)
+    return train_right(model, optimizer, batches)
+
+
+def returns_nothing(model, optimizer, batches):
+    train_right(model, optimizer, batches)
+
+
+class EpochBatches:
+    """The solution: window i of epoch e is a permutation that depends on (seed, e) alone."""
+
+    reshuffle = True
+
+    def __init__(self, tokens, batch_size, context_length, seed):
+        self.tokens, self.size, self.length = tokens, batch_size, context_length
+        self.seed, self.index = seed, 0
+        self.windows = (len(tokens) - 1) // context_length
+
+    def order(self, epoch):
+        generator = torch.Generator().manual_seed(self.seed * 10_000 + epoch * self.reshuffle)
+        return torch.randperm(self.windows, generator=generator)
+
+    def __next__(self):
+        rows = []
+        for _ in range(self.size):
+            epoch, place = divmod(self.index, self.windows)
+            start = int(self.order(epoch)[place]) * self.length
+            rows.append(self.tokens[start : start + self.length + 1])
+            self.index += 1
+        rows = torch.stack(rows)
+        return rows[:, :-1], rows[:, 1:]
+
+    def state_dict(self):
+        return {"index": self.index}
+
+    def load_state_dict(self, state):
+        self.index = state["index"]
+
+
+class SameOrder(EpochBatches):
+    reshuffle = False
+
+
+class InOrder(EpochBatches):
+    def order(self, epoch):
+        return torch.arange(self.windows)
+
+
+class Random(EpochBatches):
+    def __next__(self):
+        self.index += 1
+        generator = torch.Generator().manual_seed(self.seed + self.index)
+        return get_batch(self.tokens, self.size, self.length, generator=generator)
+
+
+class Forgetful(EpochBatches):
+    def load_state_dict(self, state):
+        pass
+
+
+class TensorState(EpochBatches):
+    def state_dict(self):
+        return {"index": torch.tensor(self.index)}
+
+
+class OnlyEpoch(EpochBatches):
+    def state_dict(self):
+        return {"index": self.index // self.windows * self.windows}
+
+
+class Unseeded(EpochBatches):
+    made = 0
+
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        Unseeded.made += 1  # as a generator of its own would that nobody seeded
+        self.seed += 100 * Unseeded.made
+
+
+class NoSeed(EpochBatches):
+    def order(self, epoch):
+        return torch.randperm(self.windows, generator=torch.Generator().manual_seed(epoch))
+
+
+class TooMany(EpochBatches):
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        self.windows = len(self.tokens) // self.length
+
+
+class Places(EpochBatches):
+    def __init__(self, tokens, *arguments):
+        super().__init__(torch.arange(len(tokens)) + 2000, *arguments)
+
+
+class Apart(EpochBatches):
+    """Windows that share no token."""
+
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        self.windows = len(self.tokens) // (self.length + 1)
+
+    def __next__(self):
+        rows = []
+        for _ in range(self.size):
+            epoch, place = divmod(self.index, self.windows)
+            start = int(self.order(epoch)[place]) * (self.length + 1)
+            rows.append(self.tokens[start : start + self.length + 1])
+            self.index += 1
+        rows = torch.stack(rows)
+        return rows[:, :-1], rows[:, 1:]
+
+
+class Unshifted(EpochBatches):
+    def __next__(self):
+        x, _ = super().__next__()
+        return x, x
+
+
+WRONG = [
+    ("09.1", in_place, "changes the rows"),
+    ("09.1", twice, "4 inputs and 4 targets"),
+    ("09.1", unmasked, "learns to predict padding"),
+    ("09.1", copies, "learn to copy"),
+    ("09.1", masked_inputs, "not a token"),
+    ("09.1", fixed_pad, "id of the padding"),
+    ("09.2", EXPECTED | {QUESTIONS[0]: 10.97}, "in bits"),
+    ("09.2", EXPECTED | {QUESTIONS[1]: 1.0}, "in bits"),
+    ("09.2", EXPECTED | {QUESTIONS[2]: 0.75}, "the sign is not"),
+    ("09.2", EXPECTED | {QUESTIONS[3]: 1}, "and so does the truth"),
+    ("09.2", EXPECTED | {QUESTIONS[4]: 2e9}, "twice that backward"),
+    ("09.2", EXPECTED | {QUESTIONS[5]: 0.05}, "up to the sign"),
+    ("09.2", EXPECTED | {QUESTIONS[6]: 1.0}, "the same factor"),
+    ("09.2", EXPECTED | {QUESTIONS[6]: ...}, "not filled in"),
+    ("09.2", EXPECTED | {QUESTIONS[0]: "ln V"}, "write a number"),
+    ("09.2", [7.6], "a dictionary"),
+    ("09.3", mean_of_means, "average the batches' means"),
+    ("09.3", undivided, "forgot to divide"),
+    ("09.3", all_positions, "label -100 do not count"),
+    ("09.3", one_large_batch, "was called 1 times"),
+    ("09.3", one_backward, "backward after each batch"),
+    ("09.3", no_return, "return the mean loss as well"),
+    ("09.3", keeps_old, "adds to the old gradients"),
+    ("09.3", wrong_loss, "you return"),
+    ("09.4", with_mistakes("softmax", "shift", "clear", "clip"), "mistakes are left"),
+    ("09.4", with_mistakes("softmax"), "softmax is still taken twice"),
+    ("09.4", with_mistakes("shift"), "shifts them once more"),
+    ("09.4", with_mistakes("clear"), "gradients of earlier steps"),
+    ("09.4", with_mistakes("clip"), "between backward() and step()"),
+    ("09.4", cleared_too_late, "no parameter has moved"),
+    ("09.4", two_steps, "end elsewhere"),
+    ("09.4", clipped_one_by_one, "that of their joint length"),
+    ("09.4", returns_nothing, "now return the last loss"),
+    ("09.5", SameOrder, "same order"),
+    ("09.5", InOrder, "shuffle them"),
+    ("09.5", Random, "each of 0, 10"),
+    ("09.5", Apart, "each of 0, 10"),
+    ("09.5", Forgetful, "goes on with other windows"),
+    ("09.5", TensorState, "not plain data"),
+    ("09.5", OnlyEpoch, "goes on with other windows"),
+    ("09.5", Unseeded, "generator of your own"),
+    ("09.5", NoSeed, "another seed gives the same order"),
+    ("09.5", Unshifted, "not the tokens that follow"),
+    ("09.5", TooMany, "with 100 tokens your source raises"),
+    ("09.5", Places, "not their places"),
+]

@@ -1,0 +1,97 @@
+"""Wrong answers of 12: exercise, answer, words that its message holds."""
+
+import math
+
+
+def weights_of(dt, a, B, C, *, future=False, steps=True, shift=1, turned=False):
+    T = len(dt)
+    rows = []
+    for t in range(T):
+        row = []
+        for s in range(T):
+            c, b = (C[s], B[t]) if turned else (C[t], B[s])
+            fits = sum(x * y for x, y in zip(c, b, strict=True))
+            left = math.exp(sum(a[s + shift : t + 1]))
+            row.append(fits * left * (dt[s] if steps else 1) * (future or s <= t))
+        rows.append(row)
+    return rows
+
+
+def outputs_steps(dt, a, B, C):
+    rows = weights_of(dt, a, B, C, steps=False)
+    return [[w * dt[t] for w in row] for t, row in enumerate(rows)]
+
+
+def divided(dt, a, B, C):
+    left = [math.exp(sum(a[: t + 1])) for t in range(len(a))]
+    rows = weights_of(dt, [0.0] * len(a), B, C)
+    return [[w * left[t] / left[s] for s, w in enumerate(row)] for t, row in enumerate(rows)]
+
+
+def memory_bytes(c, length, *, window=-1, channels=None, bytes_each=4):
+    total = 0
+    for i in range(c.num_hidden_layers):
+        if c.has_state(i):
+            s, E = c.state, c.state.expand * c.hidden_size
+            width = E + 2 * s.n_groups * s.state_size if channels is None else E
+            total += (s.conv_kernel + window) * width + E * s.state_size
+        else:
+            total += 2 * c.num_key_value_heads * c.head_dim * length
+    return bytes_each * total
+
+
+def states_of(c):
+    layers = sum(map(c.has_state, range(c.num_hidden_layers)))
+    return 4 * layers * c.state.expand * c.hidden_size * c.state.state_size
+
+
+def other_groups(c):
+    s, layers = c.state, sum(map(c.has_state, range(c.num_hidden_layers)))
+    return 4 * layers * (s.conv_kernel - 1) * 2 * (s.n_groups - 1) * s.state_size
+
+
+def copier(marks, *, A=-20.0, other=0.0, mark=1.0):
+    return [mark if m else other for m in marks], A
+
+
+WRONG = [
+    ("12.1", lambda *a: weights_of(*a, future=True), "reads inputs after t"),
+    ("12.1", lambda *a: weights_of(*a, steps=False), "the weight of its own step"),
+    ("12.1", lambda *a: weights_of(*a, shift=0), "does not fade at its own position"),
+    ("12.1", lambda *a: weights_of(*a, turned=True), "its C meets the input's B"),
+    ("12.1", lambda *a: weights_of(*a)[:-1], "return 1 rows of 1 numbers"),
+    ("12.1", lambda *a: weights_of(*a, shift=99), "fades on its way"),
+    ("12.1", lambda *a: outputs_steps(*a), "the step is the input's"),
+    ("12.1", lambda dt, *_: [0.0] * len(dt), "return 1 rows of 1 numbers"),
+    ("12.1", divided, "no quotient brings back"),
+    (
+        "12.1",
+        lambda *a: [list(row) for row in zip(*weights_of(*a), strict=True)],
+        "the recurrence says otherwise",
+    ),
+    ("12.2", lambda c, n: memory_bytes(c, n, bytes_each=1), "each of which takes 4 bytes"),
+    ("12.2", lambda c, n: memory_bytes(c, n, window=0), "the newest input"),
+    ("12.2", lambda c, n: memory_bytes(c, 1), "bamba, 3 layers"),
+    ("12.2", lambda c, n: memory_bytes(c, n, channels="x"), "B and C go through"),
+    ("12.2", lambda c, n: memory_bytes(c, n) - other_groups(c), "each of the groups"),
+    (
+        "12.2",
+        lambda c, n: memory_bytes(c, n, window=-c.state.conv_kernel if c.state else 0),
+        "window is missing",
+    ),
+    ("12.2", lambda c, n: memory_bytes(c, n) - states_of(c), "the state is missing"),
+    ("12.2", lambda c, n: "a lot", "return a number"),
+    ("12.3", lambda m: copier(m, A=-1.0), "the older input is still there"),
+    ("12.3", lambda m: copier(m, other=0.01), "is not marked, and its input came in"),
+    ("12.3", lambda m: copier(m, mark=2.0), "enters with the weight 2.0"),
+    ("12.3", lambda m: copier(m, A=20.0), "A is a negative number"),
+    ("12.3", lambda m: copier(m, A=-math.inf), "A is a negative number, not -inf"),
+    ("12.3", lambda m: copier(m, mark=math.nan), "a step is a number from 0"),
+    ("12.3", lambda m: (copier(m)[0][:-1], -20.0), "a step for each of 5 positions"),
+    ("12.3", lambda m: copier(m, other=-1.0), "a step is a number from 0"),
+    ("12.3", lambda m: copier(m)[0], "return two things"),
+    ("12.4", 5, "what is it given as the window"),
+    ("12.4", 1, "line 1 is as it should be"),
+    ("12.4", 7, "the number of a line"),
+    ("12.4", "3", "the number of a line"),
+]

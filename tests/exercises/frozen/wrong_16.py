@@ -1,0 +1,106 @@
+"""Wrong answers of 16: exercise, answer, words that its message holds."""
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+COSTS = {
+    "patches of a picture of 336 x 336, patches of 14": 576,
+    "vectors that ViT-B/16 makes of 224 x 224 pixels, class token included": 197,
+    "weights of the convolution of ViT-B/16 (3 channels to 768 numbers, with biases)": 590_592,
+    "times as many patches if both sides of a picture are doubled": 4,
+    "times as many scores in a layer of the tower then (without class token)": 16,
+    "bytes of keys and values of 576 placeholders in a Llama 7B, in 16 bits": 301_989_888,
+}
+
+
+def pixel_shuffle(features: Tensor, grid: tuple[int, int], r: int) -> Tensor:
+    """Each r x r neighbours as one vector, row by row. (B, N, C) -> (B, N / r^2, C r^2)."""
+    x = features.unflatten(1, grid).movedim(3, 1)  # (B, C, rows, columns)
+    blocks = F.unfold(x, r, stride=r).unflatten(1, (x.shape[1], r * r))  # (B, C, r r, N / r^2)
+    return blocks.permute(0, 3, 2, 1).flatten(2)
+
+
+def picture_mask(ids: Tensor, mark: int, features: int) -> Tensor:
+    """(B, T, P features): which features of which picture each token may read."""
+    seen = (ids == mark).cumsum(1)  # (B, T): the number of the last picture, 0 before the first
+    pictures = int(seen.max())
+    which = torch.arange(1, pictures + 1, device=ids.device).repeat_interleave(features)
+    return seen[..., None] == which
+
+
+PATCHES, VECTORS, WEIGHTS, DOUBLED, SCORES, BYTES = COSTS
+
+
+def columns_first(pixels, p):
+    grid = pixels.unflatten(3, (-1, p)).unflatten(2, (-1, p))
+    return grid.permute(0, 4, 2, 1, 3, 5).flatten(3).flatten(1, 2)
+
+
+def channels_last(pixels, p):
+    grid = pixels.unflatten(3, (-1, p)).unflatten(2, (-1, p))
+    return grid.permute(0, 2, 4, 3, 5, 1).flatten(3).flatten(1, 2)
+
+
+def transposed_inside(pixels, p):
+    grid = pixels.unflatten(3, (-1, p)).unflatten(2, (-1, p))
+    return grid.permute(0, 2, 4, 1, 5, 3).flatten(3).flatten(1, 2)
+
+
+def by_columns(features, grid, r):
+    x = features.unflatten(1, grid).unflatten(2, (-1, r)).unflatten(1, (-1, r))
+    return x.permute(0, 1, 3, 4, 2, 5).flatten(3).flatten(1, 2)
+
+
+def squares_by_columns(features, grid, r):
+    x = features.unflatten(1, grid).unflatten(2, (-1, r)).unflatten(1, (-1, r))
+    return x.permute(0, 3, 1, 2, 4, 5).flatten(3).flatten(1, 2)
+
+
+def channels_together(features, grid, r):
+    x = features.unflatten(1, grid).unflatten(2, (-1, r)).unflatten(1, (-1, r))
+    return x.permute(0, 1, 3, 5, 2, 4).flatten(3).flatten(1, 2)
+
+
+def strips(features, grid, r):
+    return features.reshape(len(features), -1, r * r * features.shape[2])
+
+
+def all_before(ids, mark, n):
+    which = torch.arange(1, int((ids == mark).sum(1).max()) + 1).repeat_interleave(n)
+    return (ids == mark).cumsum(1)[..., None] >= which
+
+
+def after_the_mark(ids, mark, n):
+    seen = (ids == mark).cumsum(1) - (ids == mark).long()
+    return seen[..., None] == torch.arange(
+        1, int((ids == mark).sum(1).max()) + 1
+    ).repeat_interleave(n)
+
+
+WRONG = [
+    ("16.1", lambda x, p: x.reshape(len(x), -1, x.shape[1] * p * p), "a reshape alone cuts strips"),
+    ("16.1", columns_first, "go down the columns"),
+    ("16.1", channels_last, "all pixels of a channel come first"),
+    ("16.1", transposed_inside, "the first patch is"),
+    ("16.1", lambda x, p: x, "(B, N, channels p p) is (1, 6, 4) here"),
+    ("16.2", COSTS | {PATCHES: 24}, "patches along one side"),
+    ("16.2", COSTS | {VECTORS: 196}, "patches, and one more"),
+    ("16.2", COSTS | {WEIGHTS: 589_824}, "and a bias"),
+    ("16.2", COSTS | {SCORES: 4}, "each patch reads each patch"),
+    ("16.2", COSTS | {BYTES: 150_994_944}, "keys and values"),
+    ("16.2", COSTS | {DOUBLED: ...}, "not filled in"),
+    ("16.2", COSTS | {VECTORS: float("nan")}, "patches, and one more"),
+    ("16.3", squares_by_columns, "the squares go down the columns"),
+    ("16.3", strips, "a reshape alone joins 4 patches of one row"),
+    ("16.3", by_columns, "within a square go along the rows"),
+    ("16.3", channels_together, "keep the numbers of a patch together"),
+    ("16.3", lambda x, grid, r: x, "the result is (2, 2, 12)"),
+    ("16.3", lambda x, grid, r: pixel_shuffle(x, grid, r).flip(1), "the first vector is"),
+    ("16.4", all_before, "sees the last picture before it, no earlier one"),
+    ("16.4", after_the_mark, "the mark itself sees its picture"),
+    ("16.4", lambda *a: ~picture_mask(*a), "turned round"),
+    ("16.4", lambda *a: picture_mask(*a).float(), "should be bool"),
+    ("16.4", lambda *a: torch.ones_like(picture_mask(*a)), "a picture that comes after it"),
+    ("16.4", lambda *a: torch.zeros_like(picture_mask(*a)), "row 0, token 0 is"),
+]
