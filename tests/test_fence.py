@@ -91,23 +91,23 @@ HOSTILE = {
     ),
     "a block in itself": "{% block a %}{{ self.a() }}{% endblock %}",
     "a recursive loop": "{% for i in [1] recursive %}{{ loop([1, 1]) }}{% endfor %}",
-    "block set": "{% set a %}{{ 'x' * 10**8 }}{% endset %}{{ (a ~ a) | length }}",
+    "block set": "{% set a %}{{ 'x' * 10**9 }}{% endset %}{{ (a ~ a) | length }}",
     "a filter block": "{% filter replace('x', 'x' * 10**6) %}{{ 'x' * 10**5 }}{% endfilter %}",
     "replace": "{{ ('x' * 10**5) | replace('x', 'y' * 10**6) }}",
     "translate": "{{ ('x' * 10**5).translate({120: 'y' * 10**6}) }}",
     "join": "{{ range(10**5) | join('x' * 10**6) }}",
     "split": "{{ ('x' * 10**8).split('x') | length }}",
     "sum of lists": "{{ ([[0] * 10**5] * 10**5) | sum(start=[]) | length }}",
-    "title": "{{ ('a ' * 10**7) | title | length }}",
-    "urlize": "{{ ('http://a.' * 10**5) | urlize | length }}",
+    "title": "{{ ('a ' * 10**8) | title | length }}",
+    "urlize": "{{ ('http://a.' * 10**8) | urlize | length }}",
     "escape": "{{ ('<' * 10**8) | escape | length }}",
-    "wordwrap": AGAIN % "('a ' * 10**5) | wordwrap(2)",
+    "wordwrap": AGAIN % "(i ~ ' a' * 10**5) | wordwrap(2)",
     "sort": AGAIN % "range(10**5) | sort(reverse=true)",
     "unique": AGAIN % "range(10**5) | unique | list",
     "groupby": AGAIN % "range(10**5) | groupby(attribute='real')",
     "map": AGAIN % "range(10**5) | map('string') | map('length') | list",
     "cycler": AGAIN % "cycler(*range(10**5))",
-    "joiner": AGAIN % "range(10**5) | map('joiner') | list",
+    "joiner": AGAIN % "joiner('x' * 10**5 ~ i)",
     "dict": AGAIN % "dict.fromkeys(range(10**5))",
     "lipsum": "{{ lipsum(n=10**6) }}",
     "JSON's indent": "{{ [1] | tojson(indent=10**9) }}",
@@ -212,6 +212,80 @@ def test_a_long_conversation_is_written_whole(monkeypatch):
         chat("{{ 'x' * 10**5 }}")
     talk = [{"role": "user", "content": '猫"\n' * 30_000}]
     assert chat("{{ messages[0].content }}!", talk) == talk[0]["content"] + "!"
+
+
+NAMES = [
+    f"model.layers.{i}.{part}_proj"
+    for i in range(22)
+    for part in ("self_attn.q", "mlp.up", "a.b.c")
+]
+TOO_SLOW = {
+    "a group repeated": r"(([a-z._0-9])+)+!",
+    "dots repeated": "(.*)*!",
+    "one or more, repeated": "(.+)+!",
+    "repeated three times": "(((.*)*)*)*!",
+    "two dots": "(.*.*)*!",
+    "many dots": ".*" * 20 + "!",
+    "lazy dots": "(?s:" + ".*?" * 20 + ")!",
+    "the same twice": "(.|.)+!",
+    "one or two": "(.|..)+!",
+    "words and dots": r"(\w*\.*)*!",
+    "each may be there": "(?:(?:.?){9}){9}!",
+    "counts of counts": "(?:(?:(?:.{0,9}){0,9}){0,9}){0,9}!",
+    "a look ahead": "(?=(.+)+!).*",
+    "no look ahead": "(?!(.+)+!).*",
+    "at each letter": "(?:(?!(.+)+!).)*!",
+    "a condition": "(z)?(?(1)z|(.+)+!)",
+    "letters of any case": "(?i:(([a-z._0-9])+)+!)",
+    "back to a group": r"(.*)(.*)(.*)(.*)(.*)(.*)\1\2\3\4\5\6!",
+    "back to a name": "(?P<a>.*)+(?P=a)!",
+    "verbose": "(?x) ( ( . ) + ) + ! # a comment",
+    "one atom": "(?:(?>.|..)+|.)+(?<!.)!",
+    "sets of any case": "(?i)" + "[\0-\U0010ffff]" * 9999,
+}
+REFUSED = {
+    "recursion": "(?R)",
+    "recursion by number": "(.)(?1)",
+    "recursion by name": "(?P<a>.)(?&a)",
+    "a look behind of any length": "(?<=.*)a",
+    "a class": r"\p{L}+",
+    "a great count": "a{99999999999999999999}",
+    "groups in groups": "(" * 100_000 + "a" + ")" * 100_000,
+    "no groups in groups": "(?:" * 50_000 + "a" + ")" * 50_000,
+    "no end": "(" * 200_000,
+    "too long": "a" * 256_001,
+}
+HARMLESS = {
+    "counts of counts": "(a{1,9999}){1,9999}",
+    "alternatives": "a|" * 9999 + "b",
+    "sets": "[a-z]" * 9999,
+    "a great count": ".{0,4294967294}",
+    "atoms": "(?>.+)!",
+    "repeated for good": "(?:.++)+!",
+    "layers": r".*\.1\..*(up|q)_proj",
+}
+
+
+@pytest.mark.parametrize("how", TOO_SLOW)
+def test_no_pattern_takes_longer_than_its_time(low, how):
+    start = time.monotonic()
+    with pytest.raises(ValueError, match=r"^the pattern '\(?.* takes more than 0\.1 seconds"):
+        fence.matches(TOO_SLOW[how], NAMES)
+    assert time.monotonic() - start < 60
+
+
+@pytest.mark.parametrize("how", REFUSED)
+def test_what_is_no_pattern_is_refused(how):
+    with pytest.raises(ValueError, match=r"is no pattern: |is too long: ") as found:
+        fence.matches(REFUSED[how], NAMES)
+    assert len(str(found.value)) < 300
+
+
+@pytest.mark.parametrize("how", HARMLESS)
+def test_patterns_match_as_re_does(how):
+    expected = [name for name in NAMES if re.fullmatch(HARMLESS[how], name)]
+    assert fence.matches(HARMLESS[how], iter(NAMES)) == expected
+    assert bool(expected) == (how in ("layers", "a great count"))
 
 
 def pid():
