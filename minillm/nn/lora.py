@@ -8,7 +8,7 @@ Explained in notebooks/beyond/14_lora.ipynb. Adapters are stored as the library 
 import math
 import os
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from minillm.fence import matches
 from minillm.pretrained.load import tensors_of
 from minillm.pretrained.weights import join_qkv, layer_name, split_qkv
 from minillm.utils import read_json, recover, resolve, transaction, write_json, write_tensors
@@ -175,16 +176,15 @@ def lora_layers(model: nn.Module) -> dict[str, LoRALinear]:
     return {name: module for name, module in found.items() if hasattr(module, "lora_A")}
 
 
-def _matches(name: str, targets: str | Collection[str]) -> bool:
-    """Whether targets, in one of peft's three ways to write them, mean the layer of that name."""
+def _meant(names: Iterable[str], targets: str | Collection[str]) -> list[str]:
+    """The names of the layers that targets, in one of peft's three ways to write them, mean."""
     if isinstance(targets, str) and targets.lower() == "all-linear":  # so does peft
-        return name != "lm_head"
+        return [name for name in names if name != "lm_head"]
     if isinstance(targets, str):
-        try:
-            return re.fullmatch(targets, name) is not None
-        except re.error as error:
-            raise ValueError(f"{targets!r} is no pattern: {error}") from None
-    return any(name == target or name.endswith(f".{target}") for target in targets)
+        return matches(targets, names)  # a stranger's pattern may take years
+    wanted = {*targets}
+    parts = {name: name.split(".") for name in names}
+    return [n for n, p in parts.items() if any(".".join(p[i:]) in wanted for i in range(len(p)))]
 
 
 def _choose(model: nn.Module, targets: str | Collection[str]) -> list[str]:
@@ -193,9 +193,9 @@ def _choose(model: nn.Module, targets: str | Collection[str]) -> list[str]:
     if not named or isinstance(targets, Mapping):
         raise ValueError(f"targets must be names or a pattern, not {targets!r}")
     names = list(linear_layers(model))
-    chosen = [name for name in names if _matches(name, targets)]
+    chosen = _meant(names, targets)
     each = [] if isinstance(targets, str) else targets
-    empty = [target for target in each if not any(_matches(name, [target]) for name in names)]
+    empty = [target for target in each if not _meant(names, [target])]
     if empty or not chosen:
         which = f"no linear layer fits {', '.join(map(repr, empty)) or repr(targets)}"
         known = ", ".join(dict.fromkeys(name.rpartition(".")[2] for name in names)) or "none"
@@ -419,7 +419,7 @@ def save_adapter(
 def _written_targets(model: nn.Module, names: list[str]) -> list[str]:
     """The last parts of the names if they mean these layers and no others, else whole names."""
     short = sorted({name.rpartition(".")[2] for name in names})
-    meant = [name for name in linear_layers(model) if _matches(name, short)]
+    meant = _meant(linear_layers(model), short)
     return short if sorted(meant) == sorted(names) else sorted(names)
 
 
@@ -447,8 +447,9 @@ def load_adapter(model: nn.Module, folder: str | os.PathLike[str]) -> list[str]:
         raise FileNotFoundError(f"{folder} has no {_WEIGHTS}")
     pairs = _read_pairs(model, dict(tensors_of(folder / _WEIGHTS)), folder)
     layers = linear_layers(model)
+    meant = {*_meant(pairs, targets)}
     for name, (a, b) in pairs.items():
-        if not _matches(name, targets):
+        if name not in meant:
             raise ValueError(f"{folder}: weights of {name}, which its target_modules do not name")
         modules = [model.get_submodule(part) for part in layers[name]]
         for module in modules:

@@ -1,30 +1,24 @@
 """Conversations as a tokenizer's chat template writes them, with all that transformers gives it.
 
-A template is a program that came with somebody's file: it runs in Jinja's immutable sandbox, sees
-strings and lists, and may call `raise_exception`, `strftime_now` and the filter `tojson`. Written
-by hand; notebooks/deeper/02_chat_templates shows how a template works.
+A template is a program that came with somebody's file: it runs in a process of its own, with
+limits (`minillm.fence`), in Jinja's immutable sandbox, sees strings and lists, and may call
+`raise_exception`, `strftime_now` and the filter `tojson`. Written by hand;
+notebooks/deeper/02_chat_templates shows how a template works.
 """
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from datetime import datetime
-from functools import cache, lru_cache
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import count
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from jinja2 import Environment, Template
+from minillm import fence
+from minillm.fence_worker import BEGIN, END
 
 __all__ = ["render_answers", "render_chat"]
 
 _MARK = re.compile(r"\{%[-+]?\s*generation\s*[-+]?%\}")
-_BEGIN, _END = "\ufdd0", "\ufdd1"  # no characters, so no text needs them
-
-# what a template can raise besides Jinja's own: 1 / 0, range(10**9), "a".index("b"), 5 | dictsort
-_MISTAKES = (TypeError, ValueError, ArithmeticError, LookupError, AttributeError, RecursionError)
 
 
 def choose_template(found: Any) -> str | None:
@@ -48,15 +42,13 @@ def render_chat(
     The special tokens of the result are compared with those of the same conversation with harmless
     strings: pieces that only join to a special token, or become one by a filter, are found as well.
 
-    Raises: ValueError if there is no template, if it refuses the messages, if these are not dicts
-        of strings (or of lists of dicts of strings), or if a string makes a special token, which
-        would let its author speak as somebody else.
+    Raises: ValueError if there is no template, if it refuses the messages or takes more time,
+        memory or text than `minillm.fence` allows, if the messages are not dicts of strings (or of
+        lists of dicts of strings), or if a string makes a special token, which would let its author
+        speak as somebody else.
     """
     plain = _checked(tokenizer, messages)
-    render = _renderer(tokenizer, add_generation_prompt)
-    text = render(plain)
-    _refuse_made_tokens(tokenizer, plain, text, render)
-    return text
+    return _written(tokenizer, plain, _Writer(tokenizer), prompt=add_generation_prompt)
 
 
 def render_answers(
@@ -73,35 +65,36 @@ def render_answers(
         beginning of a conversation is not the beginning of what it writes for all of it.
     """
     plain = _checked(tokenizer, messages)
+    writer = _Writer(tokenizer)
     if not _MARK.search(tokenizer.chat_template):
-        text = render_chat(tokenizer, plain, add_generation_prompt=False)
-        return text, _answers_by_prefix(tokenizer, plain, text)
+        text = _written(tokenizer, plain, writer)
+        return text, _answers_by_prefix(tokenizer, plain, text, writer)
     for place, string in [("the chat template", tokenizer.chat_template), *_strings(plain)]:
-        if _BEGIN in string or _END in string:
+        if BEGIN in string or END in string:
             raise ValueError(f"{place} holds U+FDD0 or U+FDD1, which is no character")
-    render = _renderer(tokenizer, False)
     text, begins, spans = "", [], []
-    for piece in re.split(f"({_BEGIN}|{_END})", _renderer(tokenizer, False, marked=True)(plain)):
-        if piece == _BEGIN:
+    for piece in re.split(f"({BEGIN}|{END})", _written(tokenizer, plain, writer, marked=True)):
+        if piece == BEGIN:
             begins.append(len(text))
-        elif piece == _END:
+        elif piece == END and begins:
             spans.append((begins.pop(), len(text)))
+        elif piece == END:
+            raise ValueError("the chat template itself writes U+FDD1, which is no character")
         else:
             text += piece
-    _refuse_made_tokens(tokenizer, plain, text, render)
     return text, spans
 
 
 def _answers_by_prefix(
-    tokenizer: Any, plain: list[dict[str, Any]], text: str
+    tokenizer: Any, plain: list[dict[str, Any]], text: str, writer: _Writer
 ) -> list[tuple[int, int]]:
     """Where the answers stand in `text`, found by writing the beginnings of the conversation."""
-    write, prompt = _renderer(tokenizer, False), _renderer(tokenizer, True)
     spans = []
     for i, message in enumerate(plain):
         if message.get("role") != "assistant":
             continue
-        before, after = prompt(plain[:i]), write(plain[: i + 1])
+        before, after = writer.write((plain[:i], True, False), (plain[: i + 1], False, False))
+        before, after = _unless_refused(before), _unless_refused(after)
         if not (text.startswith(after) and after.startswith(before)):
             raise ValueError(
                 "the chat template has no {% generation %} marks, and what it writes for "
@@ -130,57 +123,72 @@ def _checked(tokenizer: Any, messages: Any) -> list[dict[str, Any]]:
     return plain
 
 
-def _refuse_made_tokens(
+def _written(
     tokenizer: Any,
     plain: list[dict[str, Any]],
-    text: str,
-    render: Callable[[list[dict[str, Any]]], str],
-) -> None:
-    """Raises: ValueError if harmless strings in the messages give other special tokens."""
-    harmless = _Harmless(tokenizer.special_tokens, tokenizer.chat_template)
+    writer: _Writer,
+    *,
+    prompt: bool = False,
+    marked: bool = False,
+) -> str:
+    """The text for the messages.
 
-    def special(keep: int) -> list[int] | None:
+    Raises: ValueError if harmless strings in the messages give other special tokens.
+    """
+    harmless = _Harmless(tokenizer.special_tokens, tokenizer.chat_template)
+    first, other = writer.write((plain, prompt, marked), (harmless.copy(plain, 0), prompt, False))
+    text = _unless_refused(first)
+
+    def special(written: str | ValueError) -> list[int] | None:
         try:
-            return _special_ids(tokenizer, render(harmless.copy(plain, keep)))
+            return _special_ids(tokenizer, _unless_refused(written))
         except ValueError:
             return None  # refused
 
-    found, expected = _special_ids(tokenizer, text), special(0)
+    found = _special_ids(tokenizer, re.sub(f"{BEGIN}|{END}", "", text))
+    expected = special(other)
     if expected is None:
         raise ValueError(
             "the chat template decides by the words of the messages: it refuses others"
         )
     if found != expected:
         places = [*_strings(plain)]
-        first = next(n for n in range(len(places)) if special(n + 1) != expected)
-        place, made_by = places[first]
+        copies = ((harmless.copy(plain, n + 1), prompt, False) for n in range(len(places)))
+        changed = (special(*writer.write(copy)) != expected for copy in copies)
+        place, made_by = next(
+            (p for p, yes in zip(places, changed, strict=True) if yes), places[-1]
+        )
         raise ValueError(
             f"a special token is made by {made_by[:80]!r}, {place}, alone or with what is written "
             "before it; or the chat template writes other special tokens for other words"
         )
+    return text
 
 
-def _renderer(
-    tokenizer: Any, add_generation_prompt: bool, *, marked: bool = False
-) -> Callable[[list[dict[str, Any]]], str]:
-    """The function from plain messages to the text that the template writes."""
-    try:
-        from jinja2 import TemplateError
-    except ImportError:
-        raise ImportError("chat templates are written in Jinja: pip install jinja2") from None
+def _unless_refused(written: str | ValueError) -> str:
+    """Raises: ValueError if the template has refused."""
+    if isinstance(written, ValueError):
+        raise written
+    return written
 
-    tokens = {name: getattr(tokenizer, name) for name in ("bos_token", "eos_token", "pad_token")}
-    tokens = {name: token for name, token in tokens.items() if token is not None}
-    options = {"tools": None, "documents": None, "add_generation_prompt": add_generation_prompt}
 
-    def render(messages: list[dict[str, Any]]) -> str:
-        try:
-            template = _compiled(tokenizer.chat_template, marked)
-            return template.render(messages=messages, **options, **tokens)
-        except (TemplateError, *_MISTAKES) as error:
-            raise ValueError(f"the chat template refuses these messages: {error}") from None
+class _Writer:
+    """The chat template of a tokenizer; one limit of time for all that it writes in one call."""
 
-    return render
+    def __init__(self, tokenizer: Any) -> None:
+        self.template, self.time = tokenizer.chat_template, fence.Time()
+        names = ("bos_token", "eos_token", "pad_token")
+        tokens = {name: getattr(tokenizer, name) for name in names}
+        self.tokens = {name: token for name, token in tokens.items() if token is not None}
+
+    def write(self, *wanted: tuple[list[dict[str, Any]], bool, bool]) -> list[str | ValueError]:
+        """What the template writes for each of (plain messages, prompt, marked), or its refusal."""
+        options = {"tools": None, "documents": None, **self.tokens}
+        tasks = [
+            ({"messages": messages, "add_generation_prompt": prompt, **options}, marked)
+            for messages, prompt, marked in wanted
+        ]
+        return fence.fill(self.template, tasks, self.time)
 
 
 def _special_ids(tokenizer: Any, text: str) -> list[int]:
@@ -285,47 +293,3 @@ class _Harmless:
             return found
 
         return [fields(message) for message in messages]
-
-
-@lru_cache(maxsize=16)
-def _compiled(template: str, marked: bool) -> Template:
-    return _environment(marked).from_string(template)
-
-
-@cache
-def _environment(marked: bool) -> Environment:
-    """Jinja as chat templates expect it, with the answers' begins and ends `marked` or not.
-
-    Source: transformers, `utils/chat_template_utils.py`.
-    """
-    from jinja2 import nodes
-    from jinja2.exceptions import TemplateError
-    from jinja2.ext import Extension
-    from jinja2.parser import Parser
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-    class Generation(Extension):
-        """{% generation %} marks what an assistant says, for training; nothing else needs it."""
-
-        tags = {"generation"}  # noqa: RUF012 (as Jinja declares it)
-
-        def parse(self, parser: Parser) -> list[nodes.Node]:
-            next(parser.stream)
-            body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-            if not marked:
-                return body
-            begin, end = (nodes.Output([nodes.TemplateData(mark)]) for mark in (_BEGIN, _END))
-            return [begin, *body, end]
-
-    def raise_exception(message: str) -> None:
-        raise TemplateError(message)
-
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", Generation]
-    )
-    environment.filters["tojson"] = lambda value, **options: json.dumps(
-        value, **{"ensure_ascii": False, **options}
-    )
-    environment.globals["raise_exception"] = raise_exception
-    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
-    return environment

@@ -5,6 +5,7 @@ import json
 import math
 import random
 import re
+import time
 import warnings
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from torch import nn
 
+from minillm import fence
 from minillm.cache.base import CACHE_KINDS
 from minillm.fast.packed import PackedLM
 from minillm.generation.decoding import generate
@@ -873,6 +875,31 @@ def test_a_broken_pattern_is_refused(tmp_path):
     rewrite(tmp_path, target_modules="(")
     with pytest.raises(ValueError, match=r"'\(' is no pattern"):
         load_adapter(small(), tmp_path)
+
+
+def test_a_pattern_that_takes_forever_is_stopped(tmp_path, monkeypatch):
+    """Once for all layers, not once for each."""
+    forever = "(([a-z._0-9])+)+!"
+    monkeypatch.setattr(fence, "SECONDS", 0.2)
+    with pytest.raises(ValueError, match=r"the pattern '.*\+!' takes more than 0\.2 seconds"):
+        add_lora(small(), 2, 2, forever)
+    saved(tmp_path)
+    rewrite(tmp_path, target_modules=forever)
+    with pytest.raises(ValueError, match=r"the pattern '.*\+!' takes more than 0\.2 seconds"):
+        load_adapter(small(), tmp_path)
+
+
+def test_many_targets_are_looked_up_and_not_tried_one_by_one(tmp_path):
+    def layers():
+        return nn.ModuleList(nn.Linear(2, 2) for _ in range(300))
+
+    model = layers()
+    names = add_lora(model, 1, 1)
+    save_adapter(model, tmp_path)
+    rewrite(tmp_path, target_modules=[*map(str, range(10**9, 10**9 + 500_000)), *names])
+    start = time.process_time()
+    assert load_adapter(layers(), tmp_path) == sorted(names)
+    assert time.process_time() - start < 10  # one by one it is 30
 
 
 def test_a_merge_that_16_bits_cannot_hold_is_refused():

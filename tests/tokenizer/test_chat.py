@@ -13,6 +13,7 @@ from tokenizer_folders import GEMMA_CHAT, KINDS, byte_level, write
 from tokenizer_texts import NATURAL
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
+from minillm import fence
 from minillm.tokenizer.bpe import BPETokenizer
 from minillm.tokenizer.chat import render_chat
 from minillm.tokenizer.hf_wrapper import load_tokenizer
@@ -264,9 +265,13 @@ def test_templates_are_fenced_in(kind, tmp_path):
 
 def test_without_jinja(tmp_path, monkeypatch):
     tokenizer = load_tokenizer(write(tmp_path, "gemma"))
-    monkeypatch.setitem(sys.modules, "jinja2", None)
-    with pytest.raises(ImportError, match="pip install jinja2"):
-        tokenizer.apply_chat_template([USER])
+    fence.stop()  # it would still have its jinja2
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "jinja2", None)
+        for _ in range(2):
+            with pytest.raises(ImportError, match="pip install jinja2"):
+                tokenizer.apply_chat_template([USER])
+    assert tokenizer.apply_chat_template([USER])  # installed meanwhile
     assert tokenizer.encode("a") and KINDS
 
 
