@@ -12,6 +12,7 @@ To torch's C++ code the wrapper is on the CPU: so no driver is asked for, and au
 
 from __future__ import annotations
 
+import copy
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -23,7 +24,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-__all__ = ["PretendedDevice", "PretendedTensor"]
+__all__ = ["PretendedDevice", "PretendedTensor", "same_there"]
 
 COPIES = {"copy_", "_copy_from", "_to_copy"}
 INDEXED = {"index", "_unsafe_index", "index_put", "index_put_", "_index_put_impl_"}
@@ -350,8 +351,7 @@ class PretendedDevice:
 
     def __init__(self, kind: str = "cuda") -> None:
         self.device = torch.device(kind, 0)
-        self.waits: Counter[str] = Counter()
-        self.sent: Counter[str] = Counter()
+        self.forget()
         self.inside = False  # whether torch's own code makes its tensors there
         self.named = False  # whether a caller said so
         self.state = torch.Generator().manual_seed(0).get_state()  # of its own random numbers
@@ -393,6 +393,11 @@ class PretendedDevice:
         yield module, "current_device", lambda: 0
         yield module, "is_bf16_supported", lambda including_emulation=True: True
         yield module, "is_current_stream_capturing", lambda: False
+
+    def forget(self) -> None:
+        """Count from here."""
+        self.waits: Counter[str] = Counter()
+        self.sent: Counter[str] = Counter()
 
     def seed(self, seed: int) -> None:
         """What `torch.manual_seed` does to the device's own random numbers."""
@@ -460,3 +465,28 @@ class PretendedDevice:
         finally:
             self.state = torch.get_rng_state()
             torch.set_rng_state(before)
+
+
+def same_there(
+    run: Callable[..., Any], *things: Any, kind: str = "cuda", atol: float = 1e-6
+) -> PretendedDevice:
+    """Asserts that `run` gives the same for modules and tensors on the CPU and on the device.
+
+    What it returns there lies there. The device comes back, with its counts of what `run` asked.
+    """
+    copies = [copy.deepcopy(x) for x in things]
+    expected = _leaves([run(*things)])
+    with PretendedDevice(kind) as device:
+        copies = [None if x is None else x.to(kind) for x in copies]
+        device.forget()
+        found = _leaves([run(*copies)])
+        asked = device.waits.copy(), device.sent.copy()
+        assert len(found) == len(expected)
+        for x, y in zip(found, expected, strict=True):
+            if isinstance(y, Tensor):
+                assert isinstance(x, PretendedTensor) and x.dtype == y.dtype
+                torch.testing.assert_close(x.held, y, rtol=0, atol=atol)
+            else:
+                assert x == y
+    device.waits, device.sent = (+counts for counts in asked)
+    return device
