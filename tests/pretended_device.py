@@ -168,7 +168,8 @@ class _Operations(TorchDispatchMode):
         wanted = kwargs.get("device")
         on_device = (there or home.named) if given else home.inside
         if wanted is not None:  # torch's own code asks for the device of its tensors: the CPU
-            on_device = home.is_here(wanted) or (home.inside and (there or not given))
+            inside = home.named or (home.inside and (there or not given))
+            on_device = home.is_here(wanted) or inside
             kwargs["device"] = torch.device("cpu") if home.is_here(wanted) else wanted
         if there:
             home.count(function, name, args, kwargs)
@@ -236,10 +237,10 @@ class _Calls(TorchFunctionMode):
         if name in FROM_PYTHON and (home.is_here(named) or isinstance(first, PretendedTensor)):
             return self.from_python(function, named, args, kwargs)
         here = home.is_here(named)
-        if here:
-            del kwargs["device"]
         leaves = _leaves((args, kwargs))
         there = any(isinstance(x, PretendedTensor) for x in leaves)
+        if here:
+            kwargs["device"] = torch.device("cpu")
         on_device = here or (there and named is None)
         for x in leaves:
             if isinstance(x, GENERATOR):
@@ -373,6 +374,7 @@ class PretendedDevice:
     def _patches(self, calls: _Calls) -> Iterator[tuple[Any, str, Any]]:
         """What of torch is another thing on leaving: (where, name, instead)."""
         kind, module = self.device.type, getattr(torch, self.device.type)
+        synchronize = lambda device=None: self.waits.update(["synchronize"])  # noqa: E731
         yield torch, "Generator", _generator_class(kind)
         yield torch.autograd.Variable, "_execution_engine", _Engine(_engine(), calls)
         yield nn.Module, "_apply", _swapping(nn.Module._apply)
@@ -380,12 +382,13 @@ class PretendedDevice:
         for name in ("is_autocast_enabled", "get_autocast_dtype"):
             ask = getattr(torch, name)
             yield torch, name, lambda at="cuda", ask=ask: ask("cpu" if at == kind else at)
+        yield torch.accelerator, "synchronize", synchronize
         yield module, "is_available", lambda: True
         yield module, "device_count", lambda: 1
         yield module, "manual_seed", self.seed
         yield module, "get_rng_state", lambda device=None: self.state.clone()
         yield module, "set_rng_state", lambda state, device=None: setattr(self, "state", state)
-        yield module, "synchronize", lambda device=None: self.waits.update(["synchronize"])
+        yield module, "synchronize", synchronize
         if kind == "mps":
             yield torch.backends.mps, "is_available", lambda: True
             return
@@ -416,7 +419,10 @@ class PretendedDevice:
         """A tensor of this device with these numbers. Raises: TypeError for float64 on mps."""
         if held.dtype == torch.float64 and self.device.type == "mps":
             raise TypeError("Cannot convert a MPS Tensor to float64 dtype")
-        return held if isinstance(held, PretendedTensor) else PretendedTensor(held, self)
+        if isinstance(held, PretendedTensor):
+            return held
+        assert held.device.type == "cpu", f"{held.device} beside the pretended device"
+        return PretendedTensor(held, self)
 
     def up(self, x: Tensor, waits: bool = True) -> PretendedTensor:
         """A copy on the device."""
