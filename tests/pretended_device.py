@@ -12,6 +12,7 @@ To torch's C++ code the wrapper is on the CPU: so no driver is asked for, and au
 
 from __future__ import annotations
 
+import copy
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -23,7 +24,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-__all__ = ["PretendedDevice", "PretendedTensor"]
+__all__ = ["PretendedDevice", "PretendedTensor", "same_there"]
 
 COPIES = {"copy_", "_copy_from", "_to_copy"}
 INDEXED = {"index", "_unsafe_index", "index_put", "index_put_", "_index_put_impl_"}
@@ -167,7 +168,8 @@ class _Operations(TorchDispatchMode):
         wanted = kwargs.get("device")
         on_device = (there or home.named) if given else home.inside
         if wanted is not None:  # torch's own code asks for the device of its tensors: the CPU
-            on_device = home.is_here(wanted) or (home.inside and (there or not given))
+            inside = home.named or (home.inside and (there or not given))
+            on_device = home.is_here(wanted) or inside
             kwargs["device"] = torch.device("cpu") if home.is_here(wanted) else wanted
         if there:
             home.count(function, name, args, kwargs)
@@ -235,10 +237,10 @@ class _Calls(TorchFunctionMode):
         if name in FROM_PYTHON and (home.is_here(named) or isinstance(first, PretendedTensor)):
             return self.from_python(function, named, args, kwargs)
         here = home.is_here(named)
-        if here:
-            del kwargs["device"]
         leaves = _leaves((args, kwargs))
         there = any(isinstance(x, PretendedTensor) for x in leaves)
+        if here:
+            kwargs["device"] = torch.device("cpu")
         on_device = here or (there and named is None)
         for x in leaves:
             if isinstance(x, GENERATOR):
@@ -350,8 +352,7 @@ class PretendedDevice:
 
     def __init__(self, kind: str = "cuda") -> None:
         self.device = torch.device(kind, 0)
-        self.waits: Counter[str] = Counter()
-        self.sent: Counter[str] = Counter()
+        self.forget()
         self.inside = False  # whether torch's own code makes its tensors there
         self.named = False  # whether a caller said so
         self.state = torch.Generator().manual_seed(0).get_state()  # of its own random numbers
@@ -373,6 +374,7 @@ class PretendedDevice:
     def _patches(self, calls: _Calls) -> Iterator[tuple[Any, str, Any]]:
         """What of torch is another thing on leaving: (where, name, instead)."""
         kind, module = self.device.type, getattr(torch, self.device.type)
+        synchronize = lambda device=None: self.waits.update(["synchronize"])  # noqa: E731
         yield torch, "Generator", _generator_class(kind)
         yield torch.autograd.Variable, "_execution_engine", _Engine(_engine(), calls)
         yield nn.Module, "_apply", _swapping(nn.Module._apply)
@@ -380,12 +382,13 @@ class PretendedDevice:
         for name in ("is_autocast_enabled", "get_autocast_dtype"):
             ask = getattr(torch, name)
             yield torch, name, lambda at="cuda", ask=ask: ask("cpu" if at == kind else at)
+        yield torch.accelerator, "synchronize", synchronize
         yield module, "is_available", lambda: True
         yield module, "device_count", lambda: 1
         yield module, "manual_seed", self.seed
         yield module, "get_rng_state", lambda device=None: self.state.clone()
         yield module, "set_rng_state", lambda state, device=None: setattr(self, "state", state)
-        yield module, "synchronize", lambda device=None: self.waits.update(["synchronize"])
+        yield module, "synchronize", synchronize
         if kind == "mps":
             yield torch.backends.mps, "is_available", lambda: True
             return
@@ -393,6 +396,11 @@ class PretendedDevice:
         yield module, "current_device", lambda: 0
         yield module, "is_bf16_supported", lambda including_emulation=True: True
         yield module, "is_current_stream_capturing", lambda: False
+
+    def forget(self) -> None:
+        """Count from here."""
+        self.waits: Counter[str] = Counter()
+        self.sent: Counter[str] = Counter()
 
     def seed(self, seed: int) -> None:
         """What `torch.manual_seed` does to the device's own random numbers."""
@@ -411,7 +419,10 @@ class PretendedDevice:
         """A tensor of this device with these numbers. Raises: TypeError for float64 on mps."""
         if held.dtype == torch.float64 and self.device.type == "mps":
             raise TypeError("Cannot convert a MPS Tensor to float64 dtype")
-        return held if isinstance(held, PretendedTensor) else PretendedTensor(held, self)
+        if isinstance(held, PretendedTensor):
+            return held
+        assert held.device.type == "cpu", f"{held.device} beside the pretended device"
+        return PretendedTensor(held, self)
 
     def up(self, x: Tensor, waits: bool = True) -> PretendedTensor:
         """A copy on the device."""
@@ -460,3 +471,28 @@ class PretendedDevice:
         finally:
             self.state = torch.get_rng_state()
             torch.set_rng_state(before)
+
+
+def same_there(
+    run: Callable[..., Any], *things: Any, kind: str = "cuda", atol: float = 1e-6
+) -> PretendedDevice:
+    """Asserts that `run` gives the same for modules and tensors on the CPU and on the device.
+
+    What it returns there lies there. The device comes back, with its counts of what `run` asked.
+    """
+    copies = [copy.deepcopy(x) for x in things]
+    expected = _leaves([run(*things)])
+    with PretendedDevice(kind) as device:
+        copies = [None if x is None else x.to(kind) for x in copies]
+        device.forget()
+        found = _leaves([run(*copies)])
+        asked = device.waits.copy(), device.sent.copy()
+        assert len(found) == len(expected)
+        for x, y in zip(found, expected, strict=True):
+            if isinstance(y, Tensor):
+                assert isinstance(x, PretendedTensor) and x.dtype == y.dtype
+                torch.testing.assert_close(x.held, y, rtol=0, atol=atol)
+            else:
+                assert x == y
+    device.waits, device.sent = (+counts for counts in asked)
+    return device

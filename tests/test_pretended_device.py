@@ -132,6 +132,7 @@ def test_tensors_are_made_there(device):
         lambda **d: torch.zeros_like(torch.ones(3), **d),
         lambda **d: torch.ones(3).new_tensor([1, 2], **d),
         lambda **d: torch.ones(3).new_zeros(4, **d),
+        lambda **d: torch.zeros_like(torch.ones(3, device="meta"), device=d.get("device", "cpu")),
         lambda **d: torch.ones(2).to(d.get("device", "cpu"), torch.float16),
     ):
         expected, made = make(), make(device="cuda")
@@ -320,6 +321,7 @@ def trace():
     names = [(torch, "Generator"), (torch, "is_autocast_enabled"), (torch, "get_autocast_dtype")]
     names += [(torch.autocast, "__init__"), (nn.Module, "_apply")]
     names += [(torch.autograd.Variable, "_execution_engine"), (torch.backends.mps, "is_available")]
+    names += [(torch.accelerator, "synchronize")]
     for module in (torch.cuda, torch.mps):
         names += [(module, name) for name in dir(module) if not name.startswith("_")]
     return [getattr(place, name) for place, name in names]

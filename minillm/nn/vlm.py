@@ -51,7 +51,7 @@ def put_pictures(
         raise ValueError(f"ids should be {tuple(embeddings.shape[:-1])}, not {given}")
     here = ids == placeholder
     if features is None:
-        if not ids.is_cuda and (count := int(here.sum())):
+        if ids.is_cpu and (count := int(here.sum())):
             raise ValueError(f"{count} placeholders (id {placeholder}) in the text and no pictures")
         return embeddings
     check_floats("features", features)
