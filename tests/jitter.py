@@ -8,7 +8,7 @@ the error, and JITTER_DRAW, the number of the draw.
 
 import os
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch

@@ -29,7 +29,7 @@ OPTIONS = f"""
     --steps 6 --device cpu --hidden-size 32 --layers 2 --batch-size 4 --eval-interval 0
     --held-out 4 --lr {RATE} --warmup 2 --log-interval 1 --context-length 256 --quiet
     --gradient-accumulation-steps 2 --checkpoint-interval 3
-""".split()  # noqa: SIM905
+""".split()
 
 KINDS = {
     "ddp": ["--parallel", "ddp"],
