@@ -209,9 +209,12 @@ def test_training_gives_the_curve_and_the_files_of_one_process(runs, kind):
     for name in [*files, "step-00000004/optimizer.safetensors"]:
         ours, theirs = (load_file(folder / k / name) for k in ("one", kind))
         assert ours.keys() == theirs.keys()
+        # means of gradients differ in rounding alone; weights by part of a step's length, 6e-3,
+        # since Adam divides rounding by rounding where a gradient is next to nothing
+        near = 2e-6 if "optimizer" in name else 6e-5
         for key in ours:
             assert theirs[key].dtype == ours[key].dtype
-            torch.testing.assert_close(theirs[key], ours[key], rtol=1e-3, atol=2e-5)
+            torch.testing.assert_close(theirs[key], ours[key], rtol=1e-3, atol=near)
 
 
 def test_the_first_process_prints_the_texts_of_one(runs, capsys):

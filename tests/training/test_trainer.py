@@ -78,9 +78,9 @@ def test_trainer_with_accumulation_takes_the_step_of_the_big_batch(generator):
 
 
 def test_trainer_equals_a_plain_loop():
-    trainer = make(steps=12, weight_decay=0.2, max_norm=0.5)
+    trainer = make(steps=12, weight_decay=0.2, max_norm=0.5, model=tiny().double())
     history = trainer.train()
-    model, source = tiny(), WindowBatches(TOKENS, 4, 12, seed=3)
+    model, source = tiny().double(), WindowBatches(TOKENS, 4, 12, seed=3)
     torch.manual_seed(0)
     optimizer = torch.optim.AdamW(decay_groups(model, 0.2), betas=(0.9, 0.95), eps=1e-8)
     losses = []
@@ -95,7 +95,7 @@ def test_trainer_equals_a_plain_loop():
         optimizer.step()
         losses.append(loss.item())
     for p, q in zip(trainer.model.parameters(), model.parameters(), strict=True):
-        torch.testing.assert_close(p, q, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(p, q, rtol=1e-9, atol=1e-10)
     assert [r["step"] for r in history] == [4, 8, 12]
     for i, record in enumerate(history):
         assert record["loss"] == pytest.approx(np.mean(losses[4 * i : 4 * i + 4]), rel=1e-5)
@@ -103,11 +103,11 @@ def test_trainer_equals_a_plain_loop():
 
 
 def test_our_optimizer_and_the_fused_one_agree():
-    ours, fused = make(fused=False), make(fused=True)
+    ours, fused = (make(fused=fused, model=tiny().double()) for fused in (False, True))
     ours.train(), fused.train()
     assert isinstance(ours.optimizer, AdamW) and isinstance(fused.optimizer, torch.optim.AdamW)
     for a, b in zip(weights(ours), weights(fused), strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-10)
 
 
 def test_learns_in_bfloat16_and_keeps_float32_weights():
@@ -359,11 +359,12 @@ def test_nan_stops_with_the_step_and_a_saved_state(tmp_path):
 def test_compiled_training_agrees(tmp_path, monkeypatch):
     eager = functools.partial(torch.compile, backend="aot_eager")  # no C++ compiler needed
     monkeypatch.setattr(torch, "compile", eager)
-    plain, compiled = make(steps=3), make(tmp_path, steps=3, compile=True)
+    plain = make(steps=3, model=tiny().double())
+    compiled = make(tmp_path, steps=3, model=tiny().double(), compile=True)
     assert compiled.forward is not compiled.model
     plain.train(), compiled.train()
     for a, b in zip(weights(plain), weights(compiled), strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-10)
     assert "embed.weight" in load_checkpoint(tmp_path / "step-00000003")[0]["model"]
 
 
