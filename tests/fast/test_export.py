@@ -212,7 +212,7 @@ def test_sizes_below_one_are_refused(sizes, message):
 
 def test_models_whose_step_is_another_are_refused():
     with pytest.raises(ValueError, match="PackedLM"):
-        export_step(made("llama").packed(), max_length=8)
+        export_step(made("llama").packed("linear"), max_length=8)
     with pytest.raises(ValueError, match=r"max_length 2049.* 2048 positions"):
         export_step(made("gpt2"), max_length=2049)
     scaling = {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}
@@ -297,7 +297,7 @@ def test_a_tied_head_is_kept_once():
 
 def test_experts_and_packed_models_are_refused_by_name():
     with pytest.raises(ValueError, match="a CausalLM, not a PackedLM"):
-        int8_copy(made("llama").packed())
+        int8_copy(made("llama").packed("linear"))
     with pytest.raises(ValueError, match=r"not model.layers.0.mlp.gate.weight"):
         int8_copy(made("experts"))
 
@@ -368,7 +368,7 @@ def test_a_pruned_folder_loads_in_transformers_and_here(tokenizer, tmp_path):
 def test_what_cannot_be_pruned_is_refused(tokenizer):
     model = sized(tokenizer)
     with pytest.raises(ValueError, match="a CausalLM, not a PackedLM"):
-        prune_vocabulary(model.packed(), tokenizer, [1])
+        prune_vocabulary(model.packed("linear"), tokenizer, [1])
     for unknown in (999, 270, -1):
         with pytest.raises(ValueError, match=f"no token has the id {unknown}; there are 270 ids"):
             prune_vocabulary(model, tokenizer, [unknown])

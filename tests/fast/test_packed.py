@@ -14,7 +14,16 @@ from torch._dynamo.testing import EagerAndRecordGraphs
 
 from minillm.config import ModelConfig
 from minillm.fast.kernels import MOST_ROWS
-from minillm.fast.packed import CHUNK, PackedLM, PackedMatrix, multiply, normalize, pack
+from minillm.fast.packed import (
+    CHUNK,
+    PLAIN,
+    WAYS,
+    PackedLM,
+    PackedMatrix,
+    in_halves,
+    measure_ways,
+    normalize,
+)
 from minillm.generation.decoding import generate
 from minillm.generation.sampling import Sampler
 from minillm.model import CausalLM
@@ -24,19 +33,25 @@ NAMES = ["llama-2", "llama-3", "llama-biased", "llama-tied", "mistral", "qwen2",
 NAMES += ["qwen3"]
 
 
+ONEDNN = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="needs oneDNN")
+
+
 def both(name, folder):
     """The named model, as a small checkpoint holds it, and its packed form."""
     make(name, folder)
     model, _ = from_pretrained(folder)
-    return model, PackedLM(model)
+    return model, PackedLM(model, "halves")
 
 
+@pytest.mark.parametrize(
+    "way", ["linear", "halves", "transposed", pytest.param("mkldnn", marks=ONEDNN)]
+)
 @pytest.mark.parametrize("name", NAMES)
 @torch.no_grad()
-def test_logits_and_tokens_are_those_of_the_model(name, tmp_path):
+def test_logits_and_tokens_are_those_of_the_model(name, way, tmp_path):
     theirs = make(name, tmp_path)
     model, _ = from_pretrained(tmp_path)
-    packed = PackedLM(model)
+    packed = PackedLM(model, way)
     ids, mask, positions = ragged()
     expected = theirs(ids, attention_mask=mask, position_ids=positions).logits[mask.bool()]
     found = packed(ids, attention_mask=mask)[mask.bool()]
@@ -51,25 +66,41 @@ def test_logits_and_tokens_are_those_of_the_model(name, tmp_path):
     assert torch.equal(a, b)
 
 
-@pytest.mark.parametrize("rows", [1, 3])
-@pytest.mark.parametrize("shape", [(8, 6), (6, 8), (7, 4)])
-def test_a_product_with_halves_is_the_product(rows, shape):
+@pytest.mark.parametrize(
+    "way", ["linear", "halves", "transposed", pytest.param("mkldnn", marks=ONEDNN)]
+)
+@pytest.mark.parametrize("rows", [1, 2, 3, 40])
+@pytest.mark.parametrize("shape", [(8, 6), (6, 8), (7, 4), (1, 5), (1024, 512)])
+def test_each_way_is_the_product(rows, shape, way):
     weight, x, plus = torch.randn(shape), torch.randn(rows, shape[1]), torch.randn(rows, shape[0])
-    laid = pack(weight)
-    assert laid.shape == ((1, 7, 4) if shape[0] == 7 else (2, shape[0] // 2, shape[1]))
-    torch.testing.assert_close(multiply(x, laid), x @ weight.T)
-    torch.testing.assert_close(multiply(x, laid, plus), x @ weight.T + plus)
-    assert multiply(x, laid).is_contiguous()
+    matrix = PackedMatrix(weight, tuple(way if way in known else "linear" for known in WAYS))
+    assert matrix.weight.is_contiguous() or way == "transposed"
+    assert matrix.way(x) == (way if way in WAYS[rows > 1] else "linear")
+    close = {"atol": 1e-4, "rtol": 1e-4}
+    for more in (None, plus, plus[0]):
+        exact = x.double() @ weight.double().T + (0 if more is None else more.double())
+        found = matrix(x, more)
+        torch.testing.assert_close(found, exact.float(), **close)
+        assert found.is_contiguous() and found.layout == torch.strided
+        torch.testing.assert_close(
+            matrix.double()(x.double(), more if more is None else more.double()), exact
+        )
+        matrix.float()
+    twin = pickle.loads(pickle.dumps(matrix))
+    assert twin.weight.stride() == matrix.weight.stride() and torch.equal(twin(x), matrix(x))
 
 
-ONEDNN = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="needs oneDNN")
+def test_a_row_in_halves():
+    weight, x = torch.randn(8, 6), torch.randn(1, 6)
+    torch.testing.assert_close(in_halves(x, weight), x @ weight.T)
+    torch.testing.assert_close(in_halves(x, weight, torch.ones(8)), x @ weight.T + 1)
 
 
 @ONEDNN
 @torch.no_grad()
-def test_many_rows_of_a_large_matrix_go_to_onednn():
+def test_more_rows_go_to_onednn():
     weight, x, plus = torch.randn(520, 512), torch.randn(5, 512), torch.randn(520)
-    matrix, exact = PackedMatrix(weight), x.double() @ weight.double().T
+    matrix, exact = PackedMatrix(weight, ("halves", "mkldnn")), x.double() @ weight.double().T
     for rows, more in ((1, None), (5, None), (5, plus), (5, plus.expand(5, -1))):
         expected = exact[:rows] if more is None else exact[:rows] + more
         found = matrix(x[:rows], more)
@@ -81,10 +112,8 @@ def test_many_rows_of_a_large_matrix_go_to_onednn():
     torch.testing.assert_close(twin(x), 2 * matrix(x))
     torch.testing.assert_close(matrix.double()(x.double()), exact)
     with torch.autocast("cpu", torch.bfloat16):
-        assert PackedMatrix(weight)(x).dtype == torch.bfloat16
-    small = PackedMatrix(weight[:8])
-    torch.testing.assert_close(small(x), x @ weight[:8].T)
-    assert small.mkldnn is None
+        for again in (PackedMatrix(weight), PackedMatrix(weight, ("halves", "mkldnn"))):
+            assert again(x).dtype == torch.bfloat16 and again.mkldnn is None
 
 
 @ONEDNN
@@ -98,7 +127,7 @@ def test_prompts_and_batches_of_a_wide_model(kind, length):
         300, 256, 2, 8, 544, num_key_value_heads=2, model_type=kind, initializer_range=0.1, **window
     )
     model = CausalLM(config).eval()
-    packed, ids = PackedLM(model), torch.randint(0, 300, (3, length))
+    packed, ids = PackedLM(model, "mkldnn"), torch.randint(0, 300, (3, length))
     assert (ids.numel() > CHUNK) == (length == 99)
     mask = torch.ones_like(ids)
     mask[0, :5] = 0
@@ -128,7 +157,7 @@ def test_normalize_is_rms_norm_but_for_a_factor():
 
 def test_positions_beyond_those_of_training_are_rotated_too():
     model = small(max_position_embeddings=8)
-    packed, ids = PackedLM(model), torch.randint(1, 60, (2, 5))
+    packed, ids = PackedLM(model, "halves"), torch.randint(1, 60, (2, 5))
     with pytest.warns(UserWarning, match="position 8 lies beyond the 8 positions"):
         expected = generate(model, ids, max_new_tokens=12, eos_token_id=None)
     assert torch.equal(generate(packed, ids, max_new_tokens=12, eos_token_id=None), expected)
@@ -168,7 +197,8 @@ def small(**changes):
 def test_a_rotation_that_grows_with_the_text(dtype):
     scaling = {"rope_type": "dynamic", "factor": 2.0}
     model = small(max_position_embeddings=16, rope_scaling=scaling).to(dtype)
-    packed, (ids, mask, _) = PackedLM(model), ragged()
+    way = "halves" if dtype == torch.float32 else "linear"
+    packed, (ids, mask, _) = PackedLM(model, way), ragged()
     options = {"attention_mask": mask, "max_new_tokens": 24}
     assert torch.equal(generate(packed, ids, **options), generate(model, ids, **options))
 
@@ -177,7 +207,7 @@ def test_a_rotation_that_grows_with_the_text(dtype):
 def test_the_packed_copy_stands_for_itself():
     """Training goes on in the model's own mode, and leaves the packed matrices as they are."""
     model = small(attention_dropout=0.5).train()
-    packed = PackedLM(model)
+    packed = PackedLM(model, "halves")
     assert not packed.training and all(m.training for m in model.modules())
     before = {k: v.clone() for k, v in packed.packed_layers.state_dict().items()}
     for layer in model.model.layers:
@@ -190,7 +220,7 @@ def test_the_packed_copy_stands_for_itself():
 def test_one_word_packs():
     """It holds as much again as the matrices, and what the model learns later it does not know."""
     model, prompt = small(), torch.randint(0, 60, (1, 1))
-    packed = model.packed()
+    packed = model.packed("halves")
     assert isinstance(packed, PackedLM) and not packed.training
     before, options = packed(prompt), {"max_new_tokens": 20, "eos_token_id": None}
     torch.testing.assert_close(before, model(prompt), atol=1e-5, rtol=1e-5)
@@ -201,13 +231,13 @@ def test_one_word_packs():
     for layer in model.model.layers:
         layer.mlp.down_proj.weight.mul_(2)
     assert torch.equal(packed(prompt), before)
-    for anew in (model.packed(), packed.packed()):
+    for anew in (model.packed("halves"), packed.packed("transposed")):
         torch.testing.assert_close(anew(prompt), model(prompt), atol=1e-5, rtol=1e-5)
 
 
 def test_loading_weights_is_refused_before_the_model_behind_changes():
     model, other = small(), CausalLM(small().config, seed=1)
-    packed = PackedLM(model)
+    packed = PackedLM(model, "halves")
     before = {k: v.clone() for k, v in model.state_dict().items()}
     for module in (packed, nn.ModuleList([packed])):
         for state in (other.state_dict(), module.state_dict()):
@@ -260,14 +290,14 @@ def test_what_has_no_panels_is_compiled_as_before():
     """Many rows, float64, autocast: products by `linear`."""
     model = small()
     for rows, dtype in ((33, torch.float32), (17, torch.bfloat16), (1, torch.float64)):
-        packed = PackedLM(model.to(dtype))
+        packed = PackedLM(model.to(dtype), "linear")
         graphs, ids = recorded(packed), torch.randint(1, 97, (rows, 5))
         options = {"max_new_tokens": 4, "cache": "static", "eos_token_id": None}
         found = generate(packed, ids, compile=True, **options)
         assert torch.equal(found, generate(packed, ids, **options))
         assert "linear" in names_of(graphs)
         assert (packed.head.panels is None) == (dtype not in MOST_ROWS)
-    packed = PackedLM(model.float())
+    packed = PackedLM(model.float(), "halves")
     graphs = recorded(packed)
     with torch.autocast("cpu", torch.bfloat16):
         generate(packed, ids, compile=True, **options)
@@ -277,7 +307,7 @@ def test_what_has_no_panels_is_compiled_as_before():
 @torch.no_grad()
 def test_a_compiler_gets_attention_whole_where_registers_would_not_hold_its_sums():
     config = ModelConfig(97, 32, 1, 8, 48, num_key_value_heads=1, head_dim=64)
-    packed, ids = PackedLM(CausalLM(config).eval()), torch.randint(1, 97, (2, 5))
+    packed, ids = PackedLM(CausalLM(config).eval(), "transposed"), torch.randint(1, 97, (2, 5))
     graphs, options = recorded(packed), {"max_new_tokens": 4, "eos_token_id": None}
     found = generate(packed, ids, cache="static", compile=True, **options)
     assert torch.equal(found, generate(packed, ids, **options))
@@ -287,11 +317,15 @@ def test_a_compiler_gets_attention_whole_where_registers_would_not_hold_its_sums
 
 @torch.no_grad()
 def test_few_digits_on_the_way_leave_no_trace_in_the_rotation():
-    packed, positions = PackedLM(small()), torch.arange(40)[None]
+    packed, positions = PackedLM(small(), "halves"), torch.arange(40)[None]
     cos, eps = packed.model.rotary(positions).cos, packed.eps.clone()
     packed.bfloat16().float()
     assert torch.equal(packed.model.rotary(positions).cos, cos) and torch.equal(packed.eps, eps)
-    packed, model, ids = PackedLM(small()).double(), small().double(), torch.tensor([[3, 5, 8]])
+    packed, model, ids = (
+        PackedLM(small(), "halves").double(),
+        small().double(),
+        torch.tensor([[3, 5, 8]]),
+    )
     cache = packed.make_cache(batch_size=1)
     found = torch.cat([packed(ids[:, t : t + 1], cache=cache) for t in range(3)], 1)
     torch.testing.assert_close(found, model(ids), atol=1e-6, rtol=1e-5)
@@ -318,9 +352,99 @@ def test_compiled_sums_give_the_same_tokens():
     torch._dynamo.utils.counters.clear()
     config = ModelConfig(97, 32, 1, 4, 48, num_key_value_heads=2, initializer_range=0.1)
     model = CausalLM(config).eval()
-    packed, ids = PackedLM(model), torch.randint(1, 97, (2, 5))
+    packed, ids = PackedLM(model, "transposed"), torch.randint(1, 97, (2, 5))
     options = {"max_new_tokens": 12, "cache": "static", "eos_token_id": None}
     found = generate(packed, ids, compile=True, **options)
     assert torch.equal(found, generate(model, ids, **options))
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
     assert not torch._dynamo.utils.counters["graph_break"]
+
+
+@torch.no_grad()
+def test_the_ways_are_measured_kept_shown_and_taken():
+    model = small()
+    packed = model.packed()
+    shapes = {(64, 32), (32, 32), (96, 32), (32, 48), (97, 32)}
+    assert packed.ways.keys() == shapes and f"ways={packed.ways}" in repr(packed)
+    assert all(a in WAYS[0] and b in WAYS[1] for a, b in packed.ways.values())
+    again = model.packed(packed.ways)
+    assert again.ways == packed.ways and {
+        p.ways for p in again.modules() if isinstance(p, PackedMatrix)
+    } == set(packed.ways.values())
+    ids = torch.randint(0, 97, (1, 1))
+    assert torch.equal(again(ids), packed(ids))
+    for way, names in {
+        "linear": PLAIN,
+        "halves": ("halves", "linear"),
+        "transposed": ("transposed", "linear"),
+    }.items():
+        assert model.packed(way).ways == dict.fromkeys(shapes, names)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "expected"),
+    [
+        ({"halves": 2, "transposed": 2, "mkldnn": 2}, PLAIN),
+        ({"halves": 0.5, "transposed": 0.7, "mkldnn": 2}, ("halves", "linear")),
+        ({"halves": 0.7, "transposed": 0.5, "mkldnn": 0.5}, ("transposed", "mkldnn")),
+        ({"halves": 0.96, "transposed": 0.97, "mkldnn": 0.96}, PLAIN),  # no clear gain
+        ({"halves": 0.9, "transposed": 0.5, "mkldnn": 2, "slows": 1.2}, ("halves", "linear")),
+        ({"halves": 2, "transposed": 0.5, "mkldnn": 2, "slows": 1.2}, PLAIN),
+        ({"halves": 2, "transposed": 0.5, "mkldnn": 0.9, "slows": 0.8}, ("transposed", "linear")),
+    ],
+)
+def test_what_is_clearly_quicker_by_the_clock_is_taken(seconds, expected, monkeypatch):
+    """By a clock of our own, on which a product by `linear` takes a second."""
+    if "mkldnn" in expected and not torch.backends.mkldnn.is_available():
+        pytest.skip("needs oneDNN")
+    passed = []
+
+    def linear(x, weight):
+        one = seconds["transposed"] if len(x) == 1 else seconds.get("slows", 1.0)
+        passed.append(1.0 if weight.is_contiguous() else one)
+
+    monkeypatch.setattr("minillm.fast.packed.time.perf_counter", lambda: sum(passed))
+    monkeypatch.setattr("minillm.fast.packed.F.linear", linear)
+    for name, key in {"in_halves": "halves", "by_onednn": "mkldnn"}.items():
+        takes = seconds[key]
+        monkeypatch.setattr(f"minillm.fast.packed.{name}", lambda *_, t=takes: passed.append(t))
+    weights = [torch.randn(8, 6), torch.randn(6, 8), torch.randn(8, 6)]
+    assert measure_ways(weights) == {(8, 6): expected, (6, 8): expected}
+
+
+def test_matrices_that_are_not_float32_on_a_cpu_have_one_way():
+    assert set(small().double().packed().ways.values()) == {PLAIN}
+    with pytest.raises(
+        ValueError, match=r"\('halves', 'linear'\) for torch.float64 on cpu.*'linear'"
+    ):
+        small().double().packed("halves")
+
+
+@pytest.mark.parametrize(
+    ("ways", "message"),
+    [
+        ("quick", r"unknown way 'quick'; .*'halves', 'transposed'.*'mkldnn'"),
+        (7, r"ways 7, but the matrices are \[\(32, 32\), .*\(97, 32\)\]"),
+        ({(32, 32): PLAIN}, r"ways \{\(32, 32\).*, but the matrices are"),
+        (("mkldnn", "linear"), r"\('mkldnn', 'linear'\) for \(32, 32\)"),
+        (("halves", "transposed"), r"\('halves', 'transposed'\) for \(32, 32\)"),
+        (("linear",), r"\('linear',\) for \(32, 32\)"),
+    ],
+)
+def test_ways_that_are_not_known_are_refused(ways, message):
+    model = small()
+    if isinstance(ways, tuple):
+        ways = {**dict.fromkeys([(64, 32), (96, 32), (32, 48), (97, 32)], PLAIN), (32, 32): ways}
+    with pytest.raises(ValueError, match=message):
+        model.packed(ways)
+
+
+@torch.no_grad()
+def test_a_global_default_changes_no_choice():
+    """Products are timed in float32 on the CPU, whatever a new tensor is by default."""
+    model = small()
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert model.packed().ways.keys() == model.packed("linear").ways.keys()
+    finally:
+        torch.set_default_dtype(torch.float32)

@@ -111,7 +111,7 @@ def test_each_turn_writes_the_tokens_of_transformers(family, template, tmp_path)
 def test_only_what_is_new_is_computed(form):
     tokenizer = tokenizer_with()
     model = model_for(tokenizer)
-    model = model.packed() if form == "packed" else model
+    model = model.packed("halves") if form == "packed" else model
     calls = positions_computed(model)
     chat = Conversation(model, tokenizer)
     before: list[int] = []

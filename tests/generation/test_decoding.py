@@ -402,7 +402,7 @@ def test_generation_asks_for_no_number_but_to_end_a_row(family, cache, monkeypat
         pytest.skip("this family reads all the past")
     greedy = lambda logits, previous: logits.argmax(-1)  # noqa: E731
     mask = torch.ones_like(prompt)
-    models = [m] if m.config.model_type not in PACKABLE else [m, PackedLM(m)]
+    models = [m] if m.config.model_type not in PACKABLE else [m, PackedLM(m, "linear")]
     for lm, given in itertools.product(models, (None, mask)):
         options = {"attention_mask": given, "eos_token_id": None, "min_new_tokens": 1}
         with NoFloat64():

@@ -391,19 +391,19 @@ def test_a_packed_model_takes_merged_adapters_and_no_others():
         model.packed()
     merge(model)
     check_merged(model, "ours")
-    packed = PackedLM(model)
+    packed = PackedLM(model, "halves")
     torch.testing.assert_close(packed(few_ids()), expected, atol=1e-5, rtol=1e-5)
     step = packed(few_ids()[:, :1])
     torch.testing.assert_close(step, model(few_ids()[:, :1]), atol=1e-5, rtol=1e-5)
     with pytest.raises(ValueError, match=r"PackedLM only generates"):
-        add_lora(small("qwen3").packed(), 2, 4)
+        add_lora(small("qwen3").packed("linear"), 2, 4)
 
 
 @torch.no_grad()
 def test_of_a_packed_model_the_merged_one_is_saved(tmp_path):
     model = lively(small("qwen3"), 2, 4)
     merge(model)
-    save_pretrained(PackedLM(model), None, tmp_path)
+    save_pretrained(PackedLM(model, "transposed"), None, tmp_path)
     torch.testing.assert_close(from_pretrained(tmp_path)[0](few_ids()), model(few_ids()))
 
 

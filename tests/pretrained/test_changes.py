@@ -123,10 +123,10 @@ def changed(name):
 @pytest.mark.parametrize("name", FOREIGN)
 def test_a_foreign_part_is_neither_packed_nor_saved(name, tmp_path):
     model, before, message = changed(name)
-    before.packed()
+    before.packed("linear")
     save_pretrained(before, None, tmp_path / "before")
     with pytest.raises(ValueError, match=f"^{message}.*: packed.* copies matrices"):
-        model.packed()
+        model.packed("linear")
     with pytest.raises(ValueError, match=f"^{message}.*: read back .* another one"):
         save_pretrained(model, None, tmp_path / "folder")
     assert not (tmp_path / "folder").exists()
@@ -136,7 +136,7 @@ def test_matrices_that_are_made_when_they_are_used(tmp_path):
     model = small()
     parametrizations.weight_norm(model.lm_head)
     with pytest.raises(ValueError, match=r"^lm_head is a .*ParametrizedLinear, .*: packed"):
-        model.packed()
+        model.packed("linear")
     with pytest.raises(ValueError, match=r"cannot be saved.* not known: lm_head.parametrizations"):
         save_pretrained(model, None, tmp_path)
 
@@ -150,10 +150,10 @@ def test_what_a_hook_does_is_not_packed(register, part, tmp_path):
     model = small()
     handle = getattr(model.get_submodule(part), register)(lambda *args: None)
     with pytest.raises(ValueError, match=f"^{part or 'the model'} has a forward hook: packed"):
-        model.packed()
+        model.packed("linear")
     save_pretrained(model, None, tmp_path)  # a hook that looks, and the weights are all there
     handle.remove()
-    model.packed()
+    model.packed("linear")
 
 
 @pytest.mark.parametrize("register", HOOKS)
@@ -162,17 +162,17 @@ def test_a_hook_for_all_modules_is_not_packed(register):
     handle = getattr(nn.modules.module, register.replace("_", "_module_", 1))(lambda *args: None)
     try:
         with pytest.raises(ValueError, match="forward hook for all modules"):
-            model.packed()
+            model.packed("linear")
     finally:
         handle.remove()
-    model.packed()
+    model.packed("linear")
 
 
 def test_the_same_story_or_none():
     """Without its attention a model tells another story, which the packed one must not hide."""
     model, ids = small(), torch.tensor([[3, 5, 8]])
     options = {"max_new_tokens": 12, "eos_token_id": None}
-    packed = model.packed()
+    packed = model.packed("linear")
     story = generate(model, ids, **options)
     assert torch.equal(generate(packed, ids, **options), story)
     for layer in model.model.layers:
@@ -180,7 +180,7 @@ def test_the_same_story_or_none():
     assert not torch.equal(generate(model, ids, **options), story)
     for again in (model, packed):  # a packed model has the same parts
         with pytest.raises(ValueError, match=r"layers\.0\.self_attn has a forward hook"):
-            again.packed()
+            again.packed("linear")
 
 
 def test_what_changes_no_score_may_be_set(tmp_path):
@@ -192,7 +192,7 @@ def test_what_changes_no_score_may_be_set(tmp_path):
     model.note = "mine"
     model.model.layers[0].compile(backend="eager")
     for again in (model, copy.deepcopy(model), copy.deepcopy(small(hidden_act="swish"))):
-        again.packed()
+        again.packed("linear")
         save_pretrained(again, None, tmp_path)
 
 
@@ -201,7 +201,7 @@ def test_activations_are_compared_as_functions(tmp_path, monkeypatch):
     save_pretrained(gelu, None, tmp_path)  # a copy has a copy of the partial function
     monkeypatch.setitem(ACTIVATIONS, "silu", torch.tanh)
     with pytest.raises(ValueError, match=r"llama with silu.* cannot be packed"):
-        small().packed()
+        small().packed("linear")
 
 
 def test_a_tied_head_that_has_left_its_embedding(tmp_path):
@@ -222,14 +222,14 @@ def test_sizes_that_the_config_does_not_say(tmp_path):
     model = small()
     del model.model.layers[1]
     with pytest.raises(ValueError, match=r"model.layers.1 is not there"):
-        model.packed()
+        model.packed("linear")
 
 
 def test_merged_adapters_and_packed_models_are_saved_and_looked_at(tmp_path):
     model = small()
     add_lora(model, 2, 4)
     merge(model)
-    packed = model.packed()
+    packed = model.packed("linear")
     for whole in (model, packed):
         save_pretrained(whole, None, tmp_path)
     found, ids = from_pretrained(tmp_path)[0], torch.tensor([[3, 5, 8]])

@@ -228,7 +228,7 @@ def test_a_disk_that_fills_up_while_tensors_are_written(tmp_path, monkeypatch):
 @torch.no_grad()
 def test_a_packed_model_is_saved_as_the_model_that_it_was_made_from(tmp_path):
     model, tokenizer = MODELS[0]
-    save_pretrained(PackedLM(model), tokenizer, tmp_path)
+    save_pretrained(PackedLM(model, "transposed"), tokenizer, tmp_path)
     again, _ = from_pretrained(tmp_path)
     assert type(again) is CausalLM
     for key, tensor in model.state_dict().items():
@@ -257,7 +257,7 @@ def test_under_windows_rules_a_loaded_model_is_saved_over_itself(
     windows(monkeypatch)
     save_pretrained(*MODELS[0], tmp_path, **options)
     model, tokenizer = from_pretrained(tmp_path)
-    shown = PackedLM(model) if packed else model
+    shown = PackedLM(model, "transposed") if packed else model
     ids = torch.arange(8)[None]
     expected = shown(ids)
     with open("/proc/self/maps", encoding="utf-8") as maps:

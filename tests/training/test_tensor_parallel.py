@@ -281,7 +281,7 @@ def test_layers_of_other_kinds_are_named():
     with pytest.raises(ValueError, match="self_attn of deepseek_v3 is MultiHeadLatentAttention"):
         check_tensor_parallel(CausalLM(ModelConfig(**{**SMALL, **latent})), 2)
     with pytest.raises(ValueError, match="PackedLM"):
-        check_tensor_parallel(CausalLM(ModelConfig(**SMALL)).packed(), 2)
+        check_tensor_parallel(CausalLM(ModelConfig(**SMALL)).packed("linear"), 2)
     with pytest.raises(ValueError, match="Linear"):
         check_tensor_parallel(torch.nn.Linear(2, 2), 2)
 
