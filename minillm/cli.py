@@ -726,7 +726,7 @@ def _new_tokens(asked: int | None, length: int, context: int) -> int:
     if room < (asked or 0) or room < 1:
         new = "" if asked is None else f" --max-new-tokens {asked}:"
         raise ValueError(
-            f"{new} the prompt has {length:,} tokens, and this model can read {context:,}".strip()
+            f"{new} the prompt's length is {length:,}, and this model can read {context:,}".strip()
         )
     return min(400, room) if asked is None else asked
 
