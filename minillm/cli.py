@@ -20,6 +20,7 @@ import argparse
 import math
 import os
 import random
+import re
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -65,7 +66,9 @@ def parser() -> argparse.ArgumentParser:
     one.add_argument("folder", type=Path, help="of a saved model; or a GGUF file")
     one.add_argument("--prompt", default="", help="the beginning; empty: the model begins")
     one.add_argument("--count", type=int, default=1)
-    one.add_argument("--max-new-tokens", type=int, default=400)
+    one.add_argument(
+        "--max-new-tokens", type=int, help="default: 400, or what the model's context leaves"
+    )
     _sampler_options(one, temperature=1.0)
     one.add_argument(
         "--parallel", choices=["tensor"], help="under torchrun: cut the layers over the processes"
@@ -182,15 +185,19 @@ def _chat_options(one: argparse.ArgumentParser) -> None:
 
 
 MOST = 10**9  # sizes and counts beyond it are a slip of the finger
+AT_ONCE = 100_000  # texts that are held at once
+BATCH = 2**22  # tokens in a batch: larger ones are steps of several batches
 AT_LEAST_1 = (lambda x: 1 <= x <= MOST, f"must be from 1 to {MOST:,}")
+A_FEW = (lambda x: 1 <= x <= AT_ONCE, f"must be from 1 to {AT_ONCE:,}")
 AT_LEAST_0 = (lambda x: 0 <= x <= MOST, f"must be from 0 to {MOST:,}")
 ABOVE_0 = (lambda x: 0 < x < math.inf, "must be above 0")
 FINITE = (math.isfinite, "must be a number")
 RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
     **dict.fromkeys(("hidden_size", "heads", "kv_heads", "intermediate_size"), AT_LEAST_1),
     **dict.fromkeys(("context_length", "steps", "batch_size"), AT_LEAST_1),
-    **dict.fromkeys(("gradient_accumulation_steps", "log_interval", "held_out"), AT_LEAST_1),
-    **dict.fromkeys(("deck_stories", "count", "documents", "top_k"), AT_LEAST_1),
+    **dict.fromkeys(("gradient_accumulation_steps", "log_interval"), AT_LEAST_1),
+    **dict.fromkeys(("deck_stories", "top_k"), AT_LEAST_1),
+    **dict.fromkeys(("count", "documents", "held_out"), A_FEW),
     **dict.fromkeys(("checkpoint_interval", "eval_interval", "warmup"), AT_LEAST_0),
     **dict.fromkeys(("max_new_tokens", "samples"), AT_LEAST_0),
     **dict.fromkeys(("presence_penalty", "frequency_penalty"), FINITE),
@@ -212,6 +219,12 @@ def check_options(a: argparse.Namespace) -> None:
         if value is not None and not fits(value):
             raise ValueError(f"--{name.replace('_', '-')} {value} {rule}")
     if a.command is train:
+        if (tokens := a.batch_size * a.context_length) > BATCH:
+            sizes = f"--batch-size {a.batch_size} --context-length {a.context_length}"
+            raise ValueError(
+                f"{sizes} are {tokens:,} tokens in a batch, of at most {BATCH:,}; "
+                "--gradient-accumulation-steps takes several batches for a step"
+            )
         if a.min_lr is not None and a.min_lr > a.lr:
             raise ValueError(f"--min-lr {a.min_lr} is above --lr {a.lr}")
         if a.deck_cards is not None and is_file(a):
@@ -235,6 +248,12 @@ def main(argv: list[str] | None = None) -> int:
         arguments.command(arguments)
     except BrokenPipeError:
         raise  # nobody reads on: no mistake of the caller's; see `run`
+    except (MemoryError, RuntimeError) as error:
+        if not re.search("memory", f"{type(error).__name__} {error}", re.IGNORECASE):
+            raise
+        reason = (str(error) or "nothing is left").splitlines()[0]
+        tell(f"error: this needs more memory than there is: {reason}")
+        return 1
     except (ValueError, OSError, ImportError, FloatingPointError) as error:
         message = " ".join(str(error).splitlines()) or type(error).__name__
         tell(f"error: {message}")
@@ -681,6 +700,7 @@ def finish_run_info(
 
 def generate_texts(a: argparse.Namespace) -> None:
     """Print texts that the model of a folder writes; of several processes, the first prints."""
+    from minillm.generation.decoding import context_length
     from minillm.training import distributed
 
     drawn_by = sampler(a)
@@ -691,12 +711,24 @@ def generate_texts(a: argparse.Namespace) -> None:
         if a.parallel is not None:
             model = distributed.wrap(model, a.parallel)
         begin = _begin(model, tokenizer, a.prompt)
-        how = {"count": a.count, "sampler": drawn_by, "max_new_tokens": a.max_new_tokens}
+        new = _new_tokens(a.max_new_tokens, len(begin), context_length(model.config))
+        how = {"count": a.count, "sampler": drawn_by, "max_new_tokens": new}
         texts = sample_texts(model, tokenizer, begin, prompt=a.prompt, **how)
         if distributed.world().rank == 0:
             show("\n\n".join(texts))
     finally:
         distributed.stop()
+
+
+def _new_tokens(asked: int | None, length: int, context: int) -> int:
+    """How many tokens may follow a prompt. Raises: ValueError if the context has not so many."""
+    room = context - length
+    if room < (asked or 0) or room < 1:
+        new = "" if asked is None else f" --max-new-tokens {asked}:"
+        raise ValueError(
+            f"{new} the prompt's length is {length:,}, and this model can read {context:,}".strip()
+        )
+    return min(400, room) if asked is None else asked
 
 
 def sampler(a: argparse.Namespace) -> Any:

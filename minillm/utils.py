@@ -69,11 +69,14 @@ def _mode(path: Path, fresh: int) -> int:
 
 
 @contextmanager
-def replacing(target: Path) -> Iterator[Path]:
+def replacing(target: Path, *, durable: bool = True) -> Iterator[Path]:
     """A temporary path beside `target` that takes its place if the block succeeds.
 
     Who may read the older file may read the new one; where there was none, the umask says who.
     Through a symbolic link, as `open` writes, the file that it points at is replaced.
+
+    Args:
+        durable: wait until the disk has it, so that a power failure finds the one or the other.
     Raises: ValueError if `target` is there and no file; OSError if it could not be written.
     """
     if target.is_symlink():
@@ -85,7 +88,8 @@ def replacing(target: Path) -> Iterator[Path]:
         os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
         mode = _mode(target, path.stat().st_mode)
         yield path
-        sync(path)  # on the disk before it has the name
+        if durable:
+            sync(path)  # on the disk before it has the name
         os.chmod(path, mode)
         os.replace(path, target)
     except BaseException as error:
@@ -93,7 +97,8 @@ def replacing(target: Path) -> Iterator[Path]:
         with suppress(OSError):
             path.unlink(missing_ok=True)
         raise
-    sync(target.parent)
+    if durable:
+        sync(target.parent)
 
 
 _JOURNAL = ".saving.json"

@@ -482,6 +482,23 @@ def test_documents_of_a_text_file_are_read_without_empty_ones(tmp_path):
         (["generate", "--top-k", 0], "--top-k 0 must be from 1"),
         (["generate", "--top-p", 1.5], "--top-p 1.5 must be above 0 and at most 1"),
         (["generate", "--count", 0], "--count 0 must be from 1"),
+        (["generate", "--count", 10**9], "--count 1000000000 must be from 1 to 100,000"),
+        (
+            ["generate", "--max-new-tokens", 10**9],
+            "--max-new-tokens 1000000000: the prompt's length is 1, and this model can read 512",
+        ),
+        (
+            ["generate", "--prompt", "a cat " * 300],
+            "the prompt's length is 902, and this model can read 512",
+        ),
+        (
+            ["train", "--batch-size", 10**9],
+            "--batch-size 1000000000 --context-length 256 are 256,000,000,000 tokens in a batch",
+        ),
+        (
+            ["train", "--context-length", 10**9],
+            "--batch-size 2 --context-length 1000000000 are 2,000,000,000 tokens in a batch, of",
+        ),
         (["generate", "--max-new-tokens", -3], "--max-new-tokens -3 must be from 0"),
         (["generate", "--device", "meta"], "no device 'meta' here: it may be cpu, cuda or mps"),
         (["generate", "--device", "cpu:1"], "no device 'cpu:1' here: of cpu there are 1"),
@@ -519,6 +536,34 @@ def test_a_model_too_large_for_the_memory_is_one_line(trained, tmp_path, capsys)
     error = capsys.readouterr().err
     assert "a model of --hidden-size 16777216 --layers 1 cannot be made here" in error
     assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        torch.OutOfMemoryError("CUDA out of memory"),
+        RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 512 GB"),
+    ],
+)
+def test_more_memory_than_there_is_is_one_line(error, monkeypatch, capsys):
+    def greedy(a):
+        raise error
+
+    monkeypatch.setattr(cli, "generate_texts", greedy)
+    assert run("generate", "x") == 1
+    told = capsys.readouterr().err
+    assert told.startswith("error: this needs more memory than there is: ")
+    assert told.count("\n") == 1 and str(error) in told
+
+
+def test_another_mistake_of_ours_is_not_hidden(monkeypatch):
+    def broken(a):
+        raise RuntimeError("shapes differ")
+
+    monkeypatch.setattr(cli, "generate_texts", broken)
+    with pytest.raises(RuntimeError, match="shapes differ"):
+        run("generate", "x")
 
 
 INTEGERS = st.sampled_from([-(10**30), -1, 0, 1, 2, 3, 7, 10**30]).map(str)

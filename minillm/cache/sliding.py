@@ -22,8 +22,8 @@ class SlidingLayer(CacheLayer):
 
     def __init__(self, *args: Any, window: int, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.window = window
-        self._buffers = self.allocate(window)
+        self.window = min(window, self.max_length or window)
+        self._buffers = self.allocate(self.window)
 
     @property
     def num_stored(self) -> int:

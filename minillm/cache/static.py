@@ -46,7 +46,12 @@ class StaticLayer(CacheLayer):
         super().__init__(*args, **kwargs)
         if self.max_length is None:
             raise ValueError("a static cache needs max_length")
-        keys, values = self.allocate(self.max_length)
+        try:
+            keys, values = self.allocate(self.max_length)
+        except (MemoryError, OverflowError, RuntimeError, TypeError) as error:
+            asked = f"batch_size={self.batch_size}, max_length={self.max_length}"
+            reason = (str(error) or "no memory").splitlines()[0]
+            raise ValueError(f"no room for a static cache of {asked}: {reason}") from None
         self._store = _Store(self._zeros(1, dtype=torch.long), keys, values)
         self._length: int | None = 0
         self._last: StaticLayer | None = None  # who moves the position on, if not this layer

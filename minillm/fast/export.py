@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 
+from minillm.generation.decoding import context_length
 from minillm.model import CausalLM
 from minillm.nn.attention import build_mask
 from minillm.utils import replacing, transaction
@@ -105,8 +106,8 @@ class DecodingStep(nn.Module):
 
     Shape: ids (B, 1), position (1,), keys and values (L, B, G, S, D)
     -> logits (B, V), keys, values.
-    Raises: ValueError for sizes below 1, more slots than a model with learned positions has, and
-        models whose step is not a function of these (packed ones, those with other layers).
+    Raises: ValueError for sizes below 1, more slots than the model has positions, and models
+        whose step is not a function of these (packed ones, those with other layers).
     """
 
     def __init__(self, model: CausalLM, *, max_length: int, batch_size: int = 1) -> None:
@@ -115,10 +116,11 @@ class DecodingStep(nn.Module):
         _check_whole(model)
         if batch_size < 1 or max_length < 1:
             raise ValueError(f"{batch_size=} and {max_length=} must be at least 1")
-        if not c.family.rotary and max_length > c.max_position_embeddings:
-            known = c.max_position_embeddings
+        known = context_length(c) if c.family.rotary else c.max_position_embeddings
+        if max_length > known:
+            learned = "" if c.family.rotary else "learned "
             raise ValueError(
-                f"max_length {max_length}, but this model has learned {known} positions"
+                f"max_length {max_length}, but this model has {learned}{known} positions"
             )
         scaling = c.rope_scaling or {}
         if "dynamic" in (scaling.get("rope_type"), scaling.get("type")):

@@ -10,6 +10,7 @@ from numbers import Integral
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from minillm.cache.base import KVCache
@@ -19,7 +20,14 @@ from minillm.generation.sampling import GREEDY, end_ids, enforce_min_new_tokens
 from minillm.model import CausalLM
 from minillm.modes import EvalMode
 
-__all__ = ["FROM_CONFIG", "StoppingCriteria", "check_prompt", "generate", "stream_text"]
+__all__ = [
+    "FROM_CONFIG",
+    "StoppingCriteria",
+    "check_prompt",
+    "context_length",
+    "generate",
+    "stream_text",
+]
 
 FROM_CONFIG: Any = "from config"  # stands for what the model's config says
 
@@ -132,12 +140,9 @@ def _decode_loop(
 ) -> Iterator[Tensor]:
     """Ids (B,) for each new position, rows that ended filled; stops when all have ended."""
     B, T = prompt.shape
-    ids = prompt.new_full((B, T + max_new_tokens), stopping.filler)
-    ids[:, :T] = prompt
-    seen, real = ids, None
+    ids, seen, real = prompt, prompt, None
     if mask is not None and (mask.is_meta or not mask.all()):
-        real = torch.ones_like(ids)
-        real[:, :T] = mask
+        real = mask.to(ids.dtype)
         seen = ids.masked_fill(real == 0, -1)  # padding is no token that a penalty could count
     new: list[list[int]] = [[] for _ in range(B)]
     running = [True] * B
@@ -145,16 +150,17 @@ def _decode_loop(
     no_dropout = EvalMode(model)
     for end in range(T, T + max_new_tokens):
         forward = step if end - done == 1 else model
-        real_now = None if real is None else real[:, :end]
-        fed = ids[:, done:end]
         with torch.inference_mode(), no_dropout:
-            logits = forward(fed, attention_mask=real_now, cache=cache, logits_to_keep=1)
-            drawn = _one_id_a_row(sampler(logits[:, -1], seen[:, :end]), B)
+            logits = forward(ids[:, done:], attention_mask=real, cache=cache, logits_to_keep=1)
+            drawn = _one_id_a_row(sampler(logits[:, -1], seen), B)
         if not all(running):
             drawn = drawn.masked_fill(~torch.tensor(running, device=ids.device), stopping.filler)
-        ids[:, end] = drawn
-        if seen is not ids:
-            seen[:, end] = drawn
+        column = drawn[:, None].to(ids)  # room for all of max_new_tokens may be more than there is
+        if real is None:
+            ids = seen = torch.cat([ids, column], dim=1)
+        else:
+            ids, seen = (torch.cat([x, column], dim=1) for x in (ids, seen))
+            real = F.pad(real, (0, 1), value=1)
         done = done if cache is None else end
         yield drawn
         if stopping.any:
@@ -166,15 +172,36 @@ def _decode_loop(
                 return
 
 
-def _open_cache(
-    model: CausalLM, cache: str | KVCache | None, input_ids: Tensor, room: int
-) -> KVCache | None:
-    """An empty cache of that kind with `room` positions, or the given one, which may hold some.
+def context_length(config: Any) -> int:
+    """How many positions the config is for: those of the training, or those of its scaling."""
+    trained, scaling = config.max_position_embeddings, getattr(config, "rope_scaling", None) or {}
+    original = scaling.get("original_max_position_embeddings") or trained
+    return max(trained, int(original * (scaling.get("factor") or 1)))
 
-    Raises: ValueError if it holds the whole prompt: the last token has to be computed.
+
+def _open_cache(
+    model: CausalLM,
+    cache: str | KVCache | None,
+    input_ids: Tensor,
+    max_new_tokens: int,
+    compile: bool = False,
+) -> KVCache | None:
+    """An empty cache of that kind with room for all tokens, or the given one, which may hold some.
+
+    Raises: ValueError if it holds the whole prompt: the last token has to be computed; or if it
+        would reserve more room than the model has positions.
     """
     B, T = input_ids.shape
     if isinstance(cache, str):
+        room, known = T + max_new_tokens, context_length(model.config)
+        reserved = {"static": room, "sliding": getattr(model.config, "sliding_window", None)}
+        if min(room, reserved.get(cache) or 0) > known:
+            raise ValueError(
+                f"a prompt of {T} and max_new_tokens={max_new_tokens}, but this model has {known} "
+                f"positions: cache={cache!r} reserves no more, cache='dynamic' grows"
+            )
+        if compile:  # prompts of nearly one length share what is compiled
+            room = -(-room // 256) * 256
         return model.make_cache(cache, batch_size=B, max_length=room)
     if cache is not None and cache.length >= T:
         held = f"the cache holds {cache.length} positions of a prompt of {T}"
@@ -208,17 +235,15 @@ def generate(
         compile: compile the step of one token, once (needs cache="static").
         on_token: called with the ids (B,) of each step; rows that have ended give padding.
     Shape: (B, T) ids -> (B, T + new), rows that ended filled with the pad (or end) token.
-    Raises: ValueError for an empty prompt, padding on the right, stop strings without a tokenizer.
+    Raises: ValueError for an empty prompt, padding on the right, stop strings without a tokenizer,
+        a static cache for more tokens than the model has positions.
     """
     check_prompt(input_ids, attention_mask, max_new_tokens, model.config.vocab_size)
     stopping = StoppingCriteria(eos_token_id, stop, tokenizer, model.config)
     if min_new_tokens < 0:
         raise ValueError(f"min_new_tokens must not be negative: {min_new_tokens}")
     T = input_ids.shape[1]
-    room = T + max_new_tokens
-    if compile:  # prompts of nearly one length share what is compiled
-        room = -(-room // 256) * 256
-    memory = _open_cache(model, cache, input_ids, room)
+    memory = _open_cache(model, cache, input_ids, max_new_tokens, compile)
     step = _compiled_step(model, memory) if compile else model
 
     def choose(logits: Tensor, previous_ids: Tensor) -> Tensor:
@@ -270,7 +295,7 @@ def stream_text(
     prompt = prompt.to(model.lm_head.weight.device)
     check_prompt(prompt, None, max_new_tokens, model.config.vocab_size)
     stopping = StoppingCriteria(FROM_CONFIG, stop, tokenizer, model.config)
-    memory = _open_cache(model, cache, prompt, prompt.shape[1] + max_new_tokens)
+    memory = _open_cache(model, cache, prompt, max_new_tokens)
     held, decoder = "", tokenizer.decoder()
     options = (model, prompt, None, max_new_tokens, sampler, memory, stopping, model)
     for drawn in _decode_loop(*options):

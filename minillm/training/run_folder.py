@@ -44,7 +44,7 @@ def forget_after(path: Path, step: int) -> None:
         with suppress(ValueError, KeyError, TypeError):
             if json.loads(line)["step"] <= step:
                 kept.append(line + b"\n")
-    with replacing(path) as temporary:
+    with replacing(path, durable=False) as temporary:
         temporary.write_bytes(b"".join(kept))
 
 
@@ -91,7 +91,7 @@ class FolderLock:
             self.release()
             raise ValueError(f"{self.folder} was taken by {self.owner()} meanwhile: resume()")
         self.note = f"{self.process} since {time.strftime('%Y-%m-%d %H:%M:%S')}"
-        with suppress(OSError), replacing(self.note_path) as temporary:
+        with suppress(OSError), replacing(self.note_path, durable=False) as temporary:
             temporary.write_text(self.note, encoding="utf-8")  # a full disk is told elsewhere
 
     def owner(self) -> str:

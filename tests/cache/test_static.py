@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from small_caches import IDS, MAX, Decoder
+from small_caches import IDS, MAX, Decoder, new
 from torch import nn
 from torch._dynamo.testing import CompileCounterWithBackend
 
@@ -36,3 +36,9 @@ def test_static_decoding_is_compiled_once(heads, backend):
             logits = step(IDS[:, t : t + 1], real=real_all, cache=conversation)
             torch.testing.assert_close(logits[:, 0], expected[:, t], rtol=0, atol=1e-10)
     assert counter.frame_count == 2
+
+
+@pytest.mark.parametrize("length", [10**15, 10**30])
+def test_more_room_than_there_is_is_an_error_of_the_caller(length):
+    with pytest.raises(ValueError, match=f"batch_size=3, max_length={length}: "):
+        new("static", 3, max_length=length)

@@ -510,3 +510,72 @@ def test_between_the_pieces_of_a_text_the_model_is_as_the_caller_left_it(tokeniz
     m.eval()
     pieces.close()  # what is closed late changes nothing any more
     assert not any(modes(m))
+
+
+# Absurd lengths: what is asked for costs nothing until it is there
+
+ENDLESS = 10**15  # ids for all of it would be 8 petabytes
+
+
+def ends_after(count):
+    """A sampler that draws 3, and then the end token 2."""
+    return lambda logits, ids: torch.full((len(ids),), 3 if ids.shape[1] < count else 2)
+
+
+@pytest.mark.parametrize("cache", ["dynamic", "quantized", "paged", None])
+@pytest.mark.parametrize("padded", [False, True])
+def test_room_is_taken_as_tokens_come(cache, padded):
+    ids = torch.tensor([[5, 7, 11], [4, 6, 8]])
+    mask = torch.tensor([[0, 1, 1], [1, 1, 1]]) if padded else None
+    how = {"sampler": ends_after(9), "eos_token_id": 2, "attention_mask": mask, "cache": cache}
+    found = generate(model(), ids, max_new_tokens=ENDLESS, **how)
+    assert found.shape == (2, 10) and found[:, 3:].tolist() == [[3] * 6 + [2]] * 2
+
+
+def test_a_stream_takes_room_as_tokens_come(tokenizer):
+    m = model(eos_token_id=2)
+    how = {"sampler": ends_after(12), "max_new_tokens": ENDLESS}
+    assert "".join(stream_text(m, tokenizer, torch.tensor([[5, 7]]), **how)) == "\x03" * 10
+
+
+@pytest.mark.parametrize("compile", [False, True])
+def test_a_static_cache_has_no_more_room_than_the_model_has_positions(compile):
+    m, ids = model(max_position_embeddings=60), torch.tensor([[5, 7, 11]])
+    how = {"cache": "static", "sampler": ends_after(9), "eos_token_id": 2}
+    said = rf"a prompt of 3 and max_new_tokens={ENDLESS}, but this model has 60 positions"
+    with pytest.raises(ValueError, match=said):
+        generate(m, ids, max_new_tokens=ENDLESS, compile=compile, **how)
+    with pytest.raises(ValueError, match="max_new_tokens=58"):
+        generate(m, ids, max_new_tokens=58, **how)
+    assert generate(m, ids, max_new_tokens=57, **how).shape == (1, 10)
+
+
+def test_a_scaling_counts_as_positions():
+    scaling = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 30}
+    m = model(max_position_embeddings=60, rope_scaling=scaling)
+    how = {"cache": "static", "sampler": ends_after(9), "eos_token_id": 2}
+    assert generate(m, torch.tensor([[5]]), max_new_tokens=119, **how).shape == (1, 10)
+    with pytest.raises(ValueError, match="this model has 120 positions"):
+        generate(m, torch.tensor([[5]]), max_new_tokens=120, **how)
+
+
+def test_a_ring_is_no_longer_than_what_may_come():
+    m, ids = model(sliding_window=2**31 - 1), torch.tensor([[5, 7, 11]])
+    cache = m.make_cache("sliding", batch_size=1, max_length=20)
+    assert sum(b.nbytes for b in cache[0]._buffers) < 10_000
+    expected = generate(m, ids, max_new_tokens=17)
+    assert torch.equal(generate(m, ids, max_new_tokens=17, cache=cache), expected)
+    with pytest.raises(ValueError, match=r"cache='sliding' reserves no more"):
+        generate(m, ids, max_new_tokens=ENDLESS, cache="sliding")
+
+
+def test_a_sampler_sees_the_prompt_and_what_was_drawn_and_the_prompt_stays():
+    seen, ids = [], torch.tensor([[5, 7, 11]])
+
+    def keep(logits, previous):
+        seen.append(previous.tolist())
+        return torch.tensor([len(seen)], dtype=torch.int32)
+
+    generate(model(), ids, max_new_tokens=3, sampler=keep, eos_token_id=None)
+    assert seen == [[[5, 7, 11]], [[5, 7, 11, 1]], [[5, 7, 11, 1, 2]]]
+    assert ids.tolist() == [[5, 7, 11]]
