@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from numbers import Integral, Real
 from typing import Any
 
-__all__ = ["check_number", "check_one_of", "check_texts", "quoted", "texts_of"]
+__all__ = ["check_number", "check_one_of", "check_texts", "check_utf8", "quoted", "texts_of"]
 
 
 def quoted(value: object, most: int = 60) -> str:
@@ -31,6 +31,15 @@ def check_one_of(name: str, value: Any, known: Sequence[str]) -> None:
     """Raises: ValueError for a name that is not known; the error lists those that are."""
     if value not in known:
         raise ValueError(f"{name} {quoted(value)} is unknown: choose one of {', '.join(known)}")
+
+
+def check_utf8(name: str, text: str) -> None:
+    """Raises: ValueError, with the place, for half a character, which no file can hold."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        wrong = f"{text[error.start]!r} at place {error.start}, surrogates not allowed"
+        raise ValueError(f"{name}, {quoted(text)}, holds half a character: {wrong}") from None
 
 
 def check_texts(texts: Any, name: str = "texts") -> None:
