@@ -6,13 +6,22 @@ Written by hand.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["check_mask", "check_texts", "quoted", "texts_of"]
+__all__ = [
+    "check_mask",
+    "check_number",
+    "check_one_of",
+    "check_texts",
+    "check_utf8",
+    "quoted",
+    "texts_of",
+]
 
 
 def quoted(value: object, most: int = 60) -> str:
@@ -22,6 +31,28 @@ def quoted(value: object, most: int = 60) -> str:
         return f"{value[:half]!r}...{value[-half:]!r} ({len(value):,} long)"
     text = repr(value)
     return text if len(text) <= 2 * most else f"{text[: 2 * most]}..."
+
+
+def check_number(name: str, value: Any, *, whole: bool = False) -> None:
+    """Raises: ValueError for what is no number, such as "1", or no whole one."""
+    if isinstance(value, bool) or not isinstance(value, Integral if whole else Real):
+        kind = "a whole number" if whole else "a number"
+        raise ValueError(f"{name} must be {kind}, not {quoted(value)}")
+
+
+def check_one_of(name: str, value: Any, known: Sequence[str]) -> None:
+    """Raises: ValueError for a name that is not known; the error lists those that are."""
+    if value not in known:
+        raise ValueError(f"{name} {quoted(value)} is unknown: choose one of {', '.join(known)}")
+
+
+def check_utf8(name: str, text: str) -> None:
+    """Raises: ValueError, with the place, for half a character, which no file can hold."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        wrong = f"{text[error.start]!r} at place {error.start}, surrogates not allowed"
+        raise ValueError(f"{name}, {quoted(text)}, holds half a character: {wrong}") from None
 
 
 def check_texts(texts: Any, name: str = "texts") -> None:

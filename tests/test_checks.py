@@ -1,14 +1,17 @@
 """Refusals: one text for several, a file's name for its text; long values are cut."""
 
+import copy
+import json
 import os
+import re
 from pathlib import Path
 
 import pytest
 import torch
 
-from minillm.checks import check_mask, check_texts, quoted, texts_of
+from minillm.checks import check_mask, check_texts, check_utf8, quoted, texts_of
 from minillm.config import ModelConfig
-from minillm.generation.decoding import generate
+from minillm.generation.decoding import StoppingCriteria, generate
 from minillm.model import CausalLM
 from minillm.ngram import NGramModel
 from minillm.nn.mllama import MllamaConfig, MllamaText
@@ -17,8 +20,10 @@ from minillm.nn.seq2seq import EncoderDecoder, Seq2SeqConfig
 from minillm.nn.vision import VisionConfig
 from minillm.nn.vlm import PictureConfig, PictureLM
 from minillm.tokenizer.bpe import BPETokenizer
+from minillm.tokenizer.hf_json import DIGEST, arguments, to_json
 from minillm.tokenizer.pretokenizer import GPT4_PATTERN, PreTokenizer
 from minillm.tokenizer.trainer import count_words
+from minillm.training.sft import conversation_example
 
 
 @pytest.mark.parametrize(
@@ -139,3 +144,89 @@ def test_no_number_of_a_mask_is_asked_for():
             check_mask(torch.ones(2, 3, dtype=dtype, device="meta"), "the mask")
     check_mask(torch.ones(2, 3, dtype=torch.bool, device="meta"))
     check_mask(None)
+
+
+HALF = r"'\\ud800' at place 2, surrogates not allowed"
+
+
+def test_half_a_character_is_found_with_its_place():
+    check_utf8("a text", "a\ud7ff\ue000\U0001f642")
+    with pytest.raises(
+        ValueError, match=rf"^a text, 'ab\\ud800c', holds half a character: {HALF}$"
+    ):
+        check_utf8("a text", "ab\ud800c")
+
+
+CONFIG = ModelConfig(256, 32, 1, 2, 48)
+ANSWER = "{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}"
+
+HOLDS_HALF = {
+    "a token": lambda text: BPETokenizer.train("a", 300, special_tokens=[text]),
+    "the chat template": lambda text: BPETokenizer(TOKENIZER.ranks, "a", chat_template=text),
+    "a stop string": lambda text: StoppingCriteria(None, text, TOKENIZER, CONFIG),
+    r"messages\[0\]\['content'\]": lambda text: conversation_example(
+        BPETokenizer(TOKENIZER.ranks, GPT4_PATTERN, chat_template=ANSWER),
+        [{"role": "assistant", "content": text}],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", HOLDS_HALF)
+def test_half_a_character_is_refused_by_name(name):
+    with pytest.raises(ValueError, match=rf"^{name}, 'ab\\ud800c', holds .* {HALF}$"):
+        HOLDS_HALF[name]("ab\ud800c")
+
+
+@pytest.mark.parametrize("where", ["special", "template"])
+def test_half_a_character_in_a_file_is_told_with_the_file(where, tmp_path):
+    BPETokenizer.train("a", 300, special_tokens=["<e>"]).save(tmp_path)
+    path = tmp_path / ("tokenizer.json" if where == "special" else "tokenizer_config.json")
+    content = json.loads(path.read_text(encoding="utf-8"))
+    if where == "special":
+        content["added_tokens"][0]["content"] = "<e\ud800"
+        content["model"]["vocab"]["<e\ud800"] = content["model"]["vocab"].pop("<e>")
+        del content["model"][DIGEST]
+        (tmp_path / "tokenizer_config.json").unlink()
+    else:
+        content["chat_template"] = "{{\ud800"
+    path.write_text(json.dumps(content), encoding="utf-8")
+    with pytest.raises(ValueError, match=rf"{re.escape(str(tmp_path))}.*{HALF}"):
+        BPETokenizer.load(tmp_path)
+
+
+LONG = "x" * 60_000
+RANKS = TOKENIZER.ranks
+FILE = to_json(BPETokenizer(RANKS, GPT4_PATTERN))
+
+
+def changed(**parts):
+    content = copy.deepcopy(FILE)
+    content["model"].pop(DIGEST, None)
+    content["model"] |= parts.pop("model", {})
+    return arguments({**content, **parts})
+
+
+QUOTES = {
+    "end token": lambda: BPETokenizer(RANKS, GPT4_PATTERN, eos_token=LONG),
+    "both": lambda: BPETokenizer(RANKS, "a", {LONG: 900}, added_tokens={LONG: 901}),
+    "normalizer": lambda: BPETokenizer(RANKS, GPT4_PATTERN, normalizer=LONG),
+    "special": lambda: BPETokenizer(RANKS, GPT4_PATTERN, {LONG: 900}).encode(LONG),
+    "names": lambda: BPETokenizer.train("a", 300, special_tokens=[LONG, LONG]),
+    "one name": lambda: BPETokenizer.train("a", 300, special_tokens=LONG),
+    "no begin": lambda: BPETokenizer.train("a", 300, special_tokens=[LONG], add_bos=True),
+    "pattern": lambda: PreTokenizer("(" + LONG),
+    "groups": lambda: PreTokenizer(f"({LONG})"),
+    "left out": lambda: PreTokenizer(LONG).words("abc"),
+    "vocabulary": lambda: changed(model={"vocab": {**FILE["model"]["vocab"], LONG: 5000}}),
+    "spelling": lambda: changed(model={"vocab": {**FILE["model"]["vocab"], "é☺" + LONG: 5000}}),
+    "merge": lambda: changed(model={"merges": [[LONG, "a"]]}),
+    "kind": lambda: changed(model={"type": LONG}),
+    "decoder": lambda: changed(decoder={"type": LONG}),
+}
+
+
+@pytest.mark.parametrize("mistake", QUOTES)
+def test_no_error_quotes_a_long_text_whole(mistake):
+    with pytest.raises(ValueError) as caught:
+        QUOTES[mistake]()
+    assert len(str(caught.value)) < 1000

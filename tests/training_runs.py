@@ -57,7 +57,8 @@ def records(folder):
 
 
 def make(folder=None, steps=24, *, model=None, source=None, **settings):
-    settings = {"warmup_steps": 4, "checkpoint_interval": 5, "log_interval": 4, **settings}
+    interval = 0 if folder is None else 5
+    settings = {"warmup_steps": 4, "checkpoint_interval": interval, "log_interval": 4, **settings}
     config = TrainConfig(steps, output_dir=None if folder is None else str(folder), **settings)
     source = source or WindowBatches(TOKENS, 4, 12, seed=3)
     return Trainer(tiny() if model is None else model, source, config, progress=False)

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from minillm.cache.base import KVCache
-from minillm.checks import check_mask
+from minillm.checks import check_mask, check_utf8
 from minillm.config import ModelConfig
 from minillm.generation.sampling import GREEDY, end_ids, enforce_min_new_tokens
 from minillm.model import CausalLM
@@ -84,6 +84,8 @@ class StoppingCriteria:
             raise ValueError(f"stop takes strings or sequences of ids, as in [{stops}]")
         self.eos = set(eos)
         self.strings = [s for s in stops if isinstance(s, str)]
+        for string in self.strings:
+            check_utf8("a stop string", string)
         self.bytes = [s.encode() for s in self.strings]
         self.sequences = [list(s) for s in stops if not isinstance(s, str)]
         wanted = [i for s in self.sequences for i in s if not 0 <= i < config.vocab_size]

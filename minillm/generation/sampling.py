@@ -14,6 +14,8 @@ from numbers import Integral
 import torch
 from torch import Tensor
 
+from minillm.checks import check_number
+
 __all__ = [
     "GREEDY",
     "Sampler",
@@ -215,6 +217,10 @@ class Sampler:
     seed: int | Sequence[int] | None = None
 
     def __post_init__(self) -> None:
+        cuts = ("top_k", "top_p", "min_p")
+        names = ("temperature", "repetition_penalty", "presence_penalty", "frequency_penalty")
+        for name in (*names, *(cut for cut in cuts if getattr(self, cut) is not None)):
+            check_number(name, getattr(self, name), whole=name == "top_k")
         if not self.temperature >= 0:
             raise ValueError(f"temperature must be >= 0, got {self.temperature}")
         if not self.repetition_penalty > 0:

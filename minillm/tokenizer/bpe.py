@@ -17,7 +17,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from minillm.checks import check_texts, texts_of
+from minillm.checks import check_texts, check_utf8, quoted, texts_of
 from minillm.tokenizer.pretokenizer import (
     GPT4_PATTERN,
     LLAMA3_PATTERN,
@@ -138,6 +138,8 @@ class BPETokenizer:
                 raise ValueError(
                     f"an id is a whole number from 0 to {MAX_ID:,}, not negative: {i!r}"
                 )
+        for text in (*self._named, chat_template or ""):
+            check_utf8("the chat template" if text is chat_template else "a token", text)
         self._bytes = {i: token for token, i in self.ranks.items()}
         self._bytes |= {i: token.encode() for token, i in self._named.items()}
         known = self.special_tokens.keys()
@@ -159,7 +161,7 @@ class BPETokenizer:
         if (missing := self._unknown) and not self.drop_unknown_bytes:
             raise ValueError(f"{len(missing)} of the 256 bytes have no id, first {missing[0]}")
         if twice := self.special_tokens.keys() & self.added_tokens.keys():
-            raise ValueError(f"{min(twice)!r} is special and not special")
+            raise ValueError(f"{quoted(min(twice))} is special and not special")
         ids = [*self.ranks.values(), *self._named.values()]
         if len(self._bytes) < len(ids):
             shared = next(i for i, count in Counter(ids).items() if count > 1)
@@ -168,9 +170,10 @@ class BPETokenizer:
             raise ValueError("a token is empty")
         for name in (self.bos_token, self.eos_token, self.pad_token):
             if name is not None and name not in self.special_tokens:
-                raise ValueError(f"{name!r} is none of the special tokens {[*self.special_tokens]}")
+                known = quoted([*self.special_tokens])
+                raise ValueError(f"{quoted(name)} is none of the special tokens {known}")
         if self.normalizer not in (None, "NFC"):
-            raise ValueError(f"normalizer must be 'NFC' or None, not {self.normalizer!r}")
+            raise ValueError(f"normalizer must be 'NFC' or None, not {quoted(self.normalizer)}")
         if self.add_bos and self.bos_token is None:
             raise ValueError("add_bos needs a bos_token")
 
@@ -232,7 +235,7 @@ class BPETokenizer:
         """
         pad = self.pad_token_id
         if side not in ("left", "right") or pad is None:
-            raise ValueError(f"cannot pad on side {side!r} with pad token {self.pad_token!r}")
+            raise ValueError(f"cannot pad on side {side!r} with pad token {quoted(self.pad_token)}")
         rows = [*rows]
         length = max(map(len, rows), default=0)
         ids, mask = [], []
@@ -326,7 +329,7 @@ class BPETokenizer:
                     continue  # plain text, also where an added token lies inside it
                 if allowed != "all" and name not in allowed:
                     raise ValueError(
-                        f"the text spells the special token {name!r}: allow it by "
+                        f"the text spells the special token {quoted(name)}: allow it by "
                         "allowed_special, or call encode_ordinary to read it as plain text"
                     )
             yield match
@@ -353,9 +356,12 @@ class BPETokenizer:
         from minillm.tokenizer.trainer import byte_alphabet, count_words, learn_merges
 
         if isinstance(special_tokens, str) or len({*special_tokens}) < len(special_tokens):
-            raise ValueError(f"special_tokens must be different names, not {special_tokens!r}")
+            raise ValueError(
+                f"special_tokens must be different names, not {quoted(special_tokens)}"
+            )
         if add_bos and not {*BEGIN_TOKENS, *END_TOKENS}.intersection(special_tokens):
-            raise ValueError(f"add_bos needs a begin or end token: {[*special_tokens]} has none")
+            known = quoted([*special_tokens])
+            raise ValueError(f"add_bos needs a begin or end token: {known} has none")
         num_merges = vocab_size - 256 - len(special_tokens)
         if num_merges < 0:
             raise ValueError(f"vocab_size {vocab_size} < 256 bytes + {len(special_tokens)} special")

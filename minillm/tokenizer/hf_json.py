@@ -18,6 +18,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from minillm.checks import check_utf8, quoted
 from minillm.tokenizer.bpe import find_merges, is_id, merge_word
 from minillm.tokenizer.chat import choose_template
 from minillm.tokenizer.pretokenizer import GPT2_PATTERN
@@ -63,7 +64,9 @@ def read_tiktoken(path: Path) -> dict[bytes, int]:
         except (ValueError, binascii.Error):
             raise ValueError(f"{path}, line {number} is damaged: {line[:60]!r}") from None
         if rank <= last or token in ranks:
-            raise ValueError(f"{path}, line {number}: rank {rank} after {last}, token {token!r}")
+            raise ValueError(
+                f"{path}, line {number}: rank {rank} after {last}, token {quoted(token)}"
+            )
         ranks[token] = last = rank
     return ranks
 
@@ -84,7 +87,9 @@ def unspell(spelling: str) -> bytes:
     try:
         return spelling.translate(_BYTE).encode("latin-1")  # U+0000 to U+00FF as one byte each
     except UnicodeEncodeError:
-        raise ValueError(f"token {spelling!r} is not spelled in bytes: no byte-level BPE") from None
+        raise ValueError(
+            f"token {quoted(spelling)} is not spelled in bytes: no byte-level BPE"
+        ) from None
 
 
 def splits(token: Any, ranks: Mapping[Any, int]) -> list[tuple[Any, Any]]:
@@ -140,8 +145,10 @@ def check_merges(
 def _refuse_merge(left: Any, right: Any, ranks: Mapping[Any, int]) -> NoReturn:
     """Raise ValueError for a listed merge of unknown tokens, or out of the order of ids."""
     if not ranks.keys() >= {left, right, left + right}:
-        raise ValueError(f"the merge of {left!r} and {right!r} is not in the vocabulary")
-    raise ValueError(f"the merge of {left!r} and {right!r} is out of the order of ids")
+        raise ValueError(
+            f"the merge of {quoted(left)} and {quoted(right)} is not in the vocabulary"
+        )
+    raise ValueError(f"the merge of {quoted(left)} and {quoted(right)} is out of the order of ids")
 
 
 def _merge_anew(
@@ -168,10 +175,12 @@ def _merge_anew(
         if token in doubtful:
             parts = merge_word(token, lower)
             if len(parts) == 2 and tuple(parts) not in listed[token]:
-                raise ValueError(f"{token!r} should be merged from {parts}, which is not listed")
+                raise ValueError(
+                    f"{quoted(token)} should be merged from {quoted(parts)}, which is not listed"
+                )
             if len(parts) > 2 and not (whole and listed[token] == {*splits(token, ranks)}):
                 raise ValueError(
-                    f"no merge makes the token {token!r}, and ignore_merges does not help"
+                    f"no merge makes the token {quoted(token)}, and ignore_merges does not help"
                 )
         lower[token] = ranks[token]
 
@@ -216,24 +225,26 @@ def arguments(content: Mapping[str, Any]) -> dict[str, Any]:
 def _refuse_unknown(content: Mapping[str, Any], model: Mapping[str, Any]) -> None:
     """Raise ValueError for the first feature of the file that would change ids and that we lack."""
     if model.get("type", "BPE") != "BPE":
-        raise ValueError(f"a model of type {model['type']!r}, not byte-level BPE")
+        raise ValueError(f"a model of type {quoted(model['type'])}, not byte-level BPE")
     for key in ("dropout", "continuing_subword_prefix", "end_of_word_suffix", "byte_fallback"):
         if model.get(key):
-            raise ValueError(f"{key} = {model[key]!r} is not supported")
+            raise ValueError(f"{key} = {quoted(model[key])} is not supported")
     for key in ("truncation", "padding"):
         if content.get(key):
             raise ValueError(f"{key} in the file is not supported: {content[key]}")
     normalizer = content.get("normalizer")
     if normalizer and normalizer != {"type": "NFC"}:
-        raise ValueError(f"normalizer {normalizer.get('type')!r} is not supported, only NFC")
+        raise ValueError(f"normalizer {quoted(normalizer.get('type'))} is not supported, only NFC")
     decoder = content.get("decoder")
     if decoder and decoder["type"] != "ByteLevel":
-        raise ValueError(f"decoder {decoder['type']!r} is not byte-level BPE's")
+        raise ValueError(f"decoder {quoted(decoder['type'])} is not byte-level BPE's")
     for token in content.get("added_tokens") or ():
         flags = ["single_word", "lstrip", "rstrip"] + ["normalized"] * bool(normalizer)
         for flag in flags:
             if token.get(flag):
-                raise ValueError(f"added token {token['content']!r} with {flag} is not supported")
+                raise ValueError(
+                    f"added token {quoted(token['content'])} with {flag} is not supported"
+                )
 
 
 def _pattern(pre_tokenizer: Mapping[str, Any] | None) -> str | list[str]:
@@ -335,7 +346,9 @@ def _vocabulary(ranks: Mapping[bytes, int], named: Mapping[str, int]) -> dict[st
     vocab = {spell(token): i for token, i in ranks.items()}
     if alike := vocab.keys() & named.keys():
         token = min(alike)
-        raise ValueError(f"a file cannot tell the token {unspell(token)!r} from the name {token!r}")
+        raise ValueError(
+            f"a file cannot tell the token {quoted(unspell(token))} from the name {quoted(token)}"
+        )
     return _by_id({**vocab, **named})
 
 
@@ -507,7 +520,9 @@ def _check_ids(content: Mapping[str, Any]) -> None:
     added = {token["content"]: token["id"] for token in content.get("added_tokens") or ()}
     for name, i in added.items():
         if vocab.get(name, i) != i:
-            raise ValueError(f"{name!r} has the id {i} as added, {vocab[name]} as ordinary token")
+            raise ValueError(
+                f"{quoted(name)} has the id {i} as added, {vocab[name]} as ordinary token"
+            )
     ids = Counter({**vocab, **added}.values())
     if len(ids) < ids.total():
         shared = max(ids, key=ids.__getitem__)
@@ -586,6 +601,9 @@ def load(path: Path) -> dict[str, Any]:
             raise ValueError(message) from None
     more = config.pop("special")
     found = {**config, **found}
+    for name in (*found["special_tokens"], *found["added_tokens"]):
+        check_utf8(f"{path}: a token", name)
+    check_utf8(f"{path.parent}: the chat template", found.get("chat_template") or "")
     for name in [*(found[name] for name in NAMES), *more]:  # special, as transformers has them
         if name in found["added_tokens"]:
             found["special_tokens"][name] = found["added_tokens"].pop(name)
@@ -640,7 +658,13 @@ def to_tiktoken(tokenizer: "BPETokenizer", name: str = "minillm") -> "tiktoken.E
 
 
 def to_hf(tokenizer: "BPETokenizer") -> "tokenizers.Tokenizer":
-    """The same tokenizer as a `tokenizers.Tokenizer`; special tokens are always found in text."""
-    import tokenizers
+    """The same tokenizer as a `tokenizers.Tokenizer`; special tokens are always found in text.
+
+    Raises: ImportError without that library.
+    """
+    try:
+        import tokenizers
+    except ImportError:
+        raise ImportError("to_hf needs a library: pip install tokenizers") from None
 
     return tokenizers.Tokenizer.from_str(json.dumps(to_json(tokenizer)))

@@ -11,6 +11,8 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import regex
 
+from minillm.checks import quoted
+
 __all__ = [
     "GPT2_PATTERN",
     "GPT4_PATTERN",
@@ -81,13 +83,19 @@ class PreTokenizer:
     def __init__(self, pattern: str) -> None:
         counts = [int(count) for count in re.findall(r"\{(?:\d*,)?(\d+),?\}", pattern)]
         if math.prod(count for count in counts if count > 9) >= 1000:  # 9: not \p{N}{1,3}
-            raise ValueError(f"{pattern!r} counts to {max(counts)}: it would take too much memory")
+            raise ValueError(
+                f"{quoted(pattern, 400)} counts to {max(counts)}: it would take too much memory"
+            )
         try:
             compiled = regex.compile(pattern)
         except (regex.error, RecursionError, OverflowError) as error:
-            raise ValueError(f"{pattern!r} is not a regular expression: {error}") from None
+            raise ValueError(
+                f"{quoted(pattern, 400)} is not a regular expression: {error}"
+            ) from None
         if compiled.groups:
-            raise ValueError(f"{pattern!r} captures groups: write (?:...) instead of (...)")
+            raise ValueError(
+                f"{quoted(pattern, 400)} captures groups: write (?:...) instead of (...)"
+            )
         self.pattern: str | tuple[str, ...] = pattern
         self.published = pattern in PATTERNS.values()
         self._find = compiled.findall
@@ -105,11 +113,13 @@ class PreTokenizer:
             words = self._find(text, timeout=1 + len(text) * SECONDS_A_CHARACTER)
         except TimeoutError:
             raise ValueError(
-                f"the pattern {self.pattern!r} takes forever on {text[:40]!r}: does it repeat what "
-                "is repeated?"
+                f"the pattern {quoted(self.pattern, 400)} takes forever on {text[:40]!r}: "
+                "does it repeat what is repeated?"
             ) from None
         if sum(map(len, words)) != len(text):
-            raise ValueError(f"the pattern {self.pattern!r} leaves out parts of {text[:40]!r}")
+            raise ValueError(
+                f"the pattern {quoted(self.pattern, 400)} leaves out parts of {text[:40]!r}"
+            )
         return words
 
     def chunks(self, text: str) -> list[str]:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
+from minillm.checks import check_utf8
 from minillm.model import CausalLM
 from minillm.nn.attention import causal_mask
 from minillm.tokenizer.chat import render_answers
@@ -109,6 +110,7 @@ def _message(message: Any, place: str) -> dict[str, Any]:
         raise ValueError(f"{place} has the role {role!r}; known are {', '.join(ROLES)}")
     if not isinstance(content, str):
         raise ValueError(f"{place}['content'] must be a string, not a {type(content).__name__}")
+    check_utf8(f"{place}['content']", content)
     return dict(message)
 
 

@@ -22,6 +22,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from tqdm import tqdm
 
+from minillm.checks import check_one_of
 from minillm.training.data import BatchSource, check_settings, with_new_names
 from minillm.training.loss import accumulate_gradients
 from minillm.training.optim import AdamW, Optimizer, clip_grad_norm, cosine_schedule, decay_groups
@@ -57,7 +58,7 @@ class TrainConfig:
 
     steps: int
     max_lr: float = 1e-3
-    min_lr: float = 1e-4
+    min_lr: float | None = None  # of the last step; None: a tenth of max_lr
     warmup_steps: int = 100
     betas: tuple[float, float] = (0.9, 0.95)
     eps: float = 1e-8
@@ -78,6 +79,8 @@ class TrainConfig:
     eval_interval: int = 0  # also for sample texts; 0: only at the end
 
     def __post_init__(self) -> None:
+        if self.min_lr is not None and not 0 <= self.min_lr <= self.max_lr:
+            raise ValueError(f"min_lr {self.min_lr} must be from 0 to max_lr, {self.max_lr}")
         self.learning_rate(0)  # refuses rates and a warm-up that make no schedule
         for name in ("steps", "gradient_accumulation_steps", "log_interval", "keep"):
             if (n := getattr(self, name)) < 1 or n % 1:
@@ -92,9 +95,11 @@ class TrainConfig:
             raise ValueError(f"betas {self.betas}: each from 0, below 1")
         if not self.max_norm > 0:
             raise ValueError(f"max_norm must be positive, not {self.max_norm}")
-        ways = ("ddp", "fsdp", "tensor")
-        if self.precision not in ("float32", "bfloat16") or self.parallel not in ways:
-            raise ValueError(f"precision {self.precision!r}, parallel {self.parallel!r}")
+        check_one_of("precision", self.precision, ("float32", "bfloat16"))
+        check_one_of("parallel", self.parallel, ("ddp", "fsdp", "tensor"))
+        if self.checkpoint_interval and not self.output_dir:
+            every = f"checkpoint_interval {self.checkpoint_interval}"
+            raise ValueError(f"{every}: output_dir must say where checkpoints go, it is None")
         if self.parallel == "tensor" and self.compile:
             raise ValueError("compile=True is not for parallel='tensor': choose one of the two")
         if self.optimizer not in ("adamw", "muon"):
@@ -105,7 +110,8 @@ class TrainConfig:
     def learning_rate(self, step: int) -> float:
         """The rate of a step; a warm-up longer than the run is cut."""
         warmup = min(self.warmup_steps, self.steps)
-        return cosine_schedule(step, self.max_lr, self.min_lr, warmup, self.steps)
+        min_lr = self.max_lr / 10 if self.min_lr is None else self.min_lr
+        return cosine_schedule(step, self.max_lr, min_lr, warmup, self.steps)
 
     def make_optimizer(self, model: nn.Module) -> Optimizer:
         """AdamW over the model's parameters, matrices with weight decay, vectors without.
@@ -127,7 +133,7 @@ class TrainConfig:
         """The settings that a resumed run must share."""
         free = ("output_dir", "checkpoint_interval", "keep", "log_interval", "eval_interval")
         settings = {k: v for k, v in dataclasses.asdict(self).items() if k not in free}
-        return {**settings, "betas": list(self.betas)}
+        return {**settings, "min_lr": self.learning_rate(self.steps), "betas": list(self.betas)}
 
 
 class Meter:

@@ -381,3 +381,30 @@ def test_greedy_takes_the_first_of_the_best_and_no_random_number():
     assert GREEDY(tied).tolist() == [1]
     assert GREEDY.probabilities(tied).tolist() == [[0.0, 1.0, 0.0, 0.0, 0.0]]
     assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"temperature": "1"}, "temperature must be a number, not '1'"),
+        ({"temperature": None}, "temperature must be a number, not None"),
+        ({"temperature": True}, "temperature must be a number, not True"),
+        ({"top_k": "50"}, "top_k must be a whole number, not '50'"),
+        ({"top_k": 2.5}, "top_k must be a whole number, not 2.5"),
+        ({"top_p": [0.9]}, r"top_p must be a number, not \[0.9\]"),
+        ({"min_p": "x" * 60_000}, r"min_p must be a number, not 'x+'\.\.\.'x+' \(60,000 long\)"),
+        ({"repetition_penalty": "1"}, "repetition_penalty must be a number"),
+        ({"presence_penalty": "1"}, "presence_penalty must be a number"),
+        ({"frequency_penalty": None}, "frequency_penalty must be a number"),
+    ],
+)
+def test_settings_that_are_no_numbers_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        Sampler(**options)
+
+
+def test_numbers_of_numpy_are_numbers():
+    numbers = {"temperature": np.float32(0.5), "top_k": np.int64(3), "top_p": np.float64(0.9)}
+    mine = Sampler(temperature=0.5, top_k=3, top_p=0.9, seed=0)
+    x = random_logits(0)
+    assert torch.equal(Sampler(**numbers, seed=0)(x), mine(x))

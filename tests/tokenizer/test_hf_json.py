@@ -4,6 +4,7 @@ import base64
 import json
 import random
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -687,3 +688,10 @@ def small_files(tmp_path_factory):
         name: (folder / name).read_text(encoding="utf-8")
         for name in ("tokenizer.json", "tokenizer_config.json")
     }
+
+
+def test_without_the_library_to_hf_says_what_to_install(monkeypatch):
+    tokenizer = BPETokenizer.train("a", 256)
+    monkeypatch.setitem(sys.modules, "tokenizers", None)
+    with pytest.raises(ImportError, match="to_hf needs a library: pip install tokenizers"):
+        tokenizer.to_hf()

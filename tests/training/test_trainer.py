@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import json
 import math
 import subprocess
 import sys
@@ -299,7 +300,12 @@ def test_a_run_broken_off_while_the_weights_moved_must_be_resumed(tmp_path):
         ({"steps": 5, "log_interval": 0}, "log_interval 0: .* counts from 1"),
         ({"steps": 5, "checkpoint_interval": -1}, "checkpoint_interval -1 is no count"),
         ({"steps": 5, "eval_interval": 0.5}, "eval_interval 0.5 is no count"),
-        ({"steps": 5, "max_lr": 1e-5}, r"rates 0\.0001\.\.1e-05"),
+        ({"steps": 5, "max_lr": 1e-5, "min_lr": 1e-4}, "min_lr 0.0001 must be .* max_lr, 1e-05"),
+        ({"steps": 5, "min_lr": -1e-4}, "min_lr -0.0001 must be from 0"),
+        ({"steps": 5, "precision": "fp16"}, "precision 'fp16' is unknown: .* float32, bfloat16$"),
+        ({"steps": 5, "parallel": "pp"}, "parallel 'pp' is unknown: .* ddp, fsdp, tensor$"),
+        ({"steps": 5, "checkpoint_interval": 5}, "checkpoint_interval 5: output_dir must say"),
+        ({"steps": 5, "checkpoint_interval": 5, "output_dir": ""}, "output_dir must say where"),
     ],
 )
 def test_config_refuses_values_out_of_range(settings, message):
@@ -415,4 +421,23 @@ def test_a_trainer_without_a_folder_needs_the_core_alone():
         [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, check=True
     )
     core = ["training", "training.data", "training.loss", "training.optim", "training.trainer"]
+    core = ["checks", *core]  # what serves all
     assert done.stdout.split() == ["minillm", *(f"minillm.{name}" for name in core)]
+
+
+def test_the_rate_falls_to_a_tenth_unless_another_end_is_given():
+    for max_lr in (1e-3, 5e-5, 0.0):
+        config = TrainConfig(30, max_lr=max_lr, warmup_steps=20)
+        assert [config.learning_rate(step) for step in (19, 30)] == [max_lr, max_lr / 10]
+    assert TrainConfig(30).learning_rate(30) == 1e-4  # as it was when this was the default
+    assert TrainConfig(30, min_lr=0.0).learning_rate(30) == 0.0
+
+
+def test_a_run_from_before_min_lr_could_be_left_out_goes_on(tmp_path):
+    make(tmp_path).train(until=5)
+    (state,) = tmp_path.glob("*/state.json")
+    saved = json.loads(state.read_text(encoding="utf-8"))["config"]
+    assert saved["min_lr"] == 1e-4  # the number itself, as older runs have it
+    assert make(tmp_path, min_lr=1e-4).resume()
+    with pytest.raises(ValueError, match=r"min_lr: saved 0\.0001, now 0\.0002"):
+        make(tmp_path, min_lr=2e-4).resume()
