@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import torch
 import transformers
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from minillm.config import ModelConfig
 
@@ -181,14 +179,3 @@ FAMILY_CONFIGS = {
         "deepseek_v3-experts": {"model_type": "deepseek_v3", **_MLA, **_EXPERTS, **_GROUPS},
     }.items()
 }
-
-
-class NoFloat64(TorchDispatchMode):
-    """Refuses float64 off the CPU, as Apple's GPUs do."""
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        result = func(*args, **(kwargs or {}))
-        for x in tree_leaves(result):
-            if isinstance(x, torch.Tensor) and x.dtype == torch.float64 and x.device.type != "cpu":
-                raise TypeError(f"{func} makes float64 on {x.device}")
-        return result

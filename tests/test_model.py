@@ -1,18 +1,16 @@
 """The model: what is counted and drawn, what is refused; no position sees the future."""
 
-import itertools
 import subprocess
 import sys
 
 import pytest
 import torch
-from family_checkpoints import FAMILY_CONFIGS, NoFloat64
+from family_checkpoints import FAMILY_CONFIGS
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from minillm.cache.base import CACHE_KINDS
 from minillm.config import FAMILIES, ModelConfig
 from minillm.model import CausalLM
 from minillm.nn.lora import add_lora
@@ -208,27 +206,6 @@ def test_padding_does_not_count_among_learned_positions():
         m(ids(), attention_mask=mask)
     mask[:, 0] = 0
     assert m(ids(), attention_mask=mask).isfinite().all()
-
-
-@pytest.mark.parametrize("family", FAMILY_CONFIGS)
-@pytest.mark.parametrize("masked", [False, True])
-def test_no_number_is_asked_for_off_the_cpu(family, masked):
-    """On torch's meta device there is none: whoever asks fails, as does what mixes devices."""
-    with torch.device("meta"):
-        m = CausalLM(FAMILY_CONFIGS[family]).eval()
-        a = torch.zeros(2, 9, dtype=torch.long)
-        mask = torch.ones(2, 9, dtype=torch.long) if masked else None
-    with torch.no_grad(), NoFloat64():
-        assert m(a, attention_mask=mask).shape == (2, 9, 64)
-        for kind in CACHE_KINDS:
-            if kind == "sliding" and m.config.sliding_window is None:
-                continue
-            cache = m.make_cache(kind, batch_size=2, max_length=16)
-            for start, end in itertools.pairwise((0, 5, 7, 8, 9)):
-                now = None if mask is None else mask[:, :end]
-                logits = m(a[:, start:end], attention_mask=now, cache=cache, logits_to_keep=1)
-                assert logits.is_meta and logits.shape == (2, 1, 64)
-            assert cache.length == 9
 
 
 def test_what_few_models_want_is_imported_when_it_is_wanted():

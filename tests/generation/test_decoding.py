@@ -2,18 +2,14 @@
 
 import copy
 import io
-import itertools
 import shutil
 
 import pytest
 import torch
-from family_checkpoints import FAMILY_CONFIGS, NoFloat64, make, ragged
+from family_checkpoints import make, ragged
 from torch._dynamo.testing import CompileCounter
 
-from minillm.cache.base import CACHE_KINDS
 from minillm.config import ModelConfig
-from minillm.fast.packed import PACKABLE, PackedLM
-from minillm.generation import decoding
 from minillm.generation.decoding import generate, stream_text
 from minillm.generation.sampling import GREEDY, Sampler
 from minillm.model import CausalLM
@@ -389,33 +385,6 @@ def test_a_minimum_length_holds_off_end_tokens_as_transformers_does(tmp_path):
     assert not torch.isin(found[:, 21:27], torch.tensor(ends)).any()
     at_once = generate(m, ids, attention_mask=mask, max_new_tokens=12, eos_token_id=ends)
     assert at_once.shape[1] == 22  # without a minimum all rows end with their first token
-
-
-@pytest.mark.parametrize("family", FAMILY_CONFIGS)
-@pytest.mark.parametrize("cache", [*CACHE_KINDS, None])
-def test_generation_asks_for_no_number_but_to_end_a_row(family, cache, monkeypatch):
-    """On torch's meta device there are none; on the CPU we count: one reading of ids a step."""
-    with torch.device("meta"):
-        m = CausalLM(FAMILY_CONFIGS[family]).eval()
-        prompt = torch.zeros(2, 5, dtype=torch.long)
-    if cache == "sliding" and m.config.sliding_window is None:
-        pytest.skip("this family reads all the past")
-    greedy = lambda logits, previous: logits.argmax(-1)  # noqa: E731
-    mask = torch.ones_like(prompt)
-    models = [m] if m.config.model_type not in PACKABLE else [m, PackedLM(m, "linear")]
-    for lm, given in itertools.product(models, (None, mask)):
-        options = {"attention_mask": given, "eos_token_id": None, "min_new_tokens": 1}
-        with NoFloat64():
-            found = generate(lm, prompt, max_new_tokens=6, sampler=greedy, cache=cache, **options)
-        assert found.is_meta and found.shape == (2, 11)
-    reads, read = [], decoding._read
-    monkeypatch.setattr(decoding, "_read", lambda ids: reads.append(1) or read(ids))
-    m = CausalLM(FAMILY_CONFIGS[family]).eval()
-    for eos, expected in ((None, 0), (63, 6)):
-        reads.clear()
-        prompt = torch.tensor([[1, 2, 3], [4, 5, 6]])
-        generate(m, prompt, max_new_tokens=6, min_new_tokens=6, eos_token_id=eos, cache=cache)
-        assert len(reads) == expected
 
 
 @pytest.mark.parametrize(

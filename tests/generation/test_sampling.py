@@ -7,7 +7,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from meta_device import MetaDevice
 from transformers.generation import logits_process as hf
 
 from minillm.generation import sampling
@@ -272,35 +271,7 @@ def test_the_order_in_which_rows_are_seen_does_not_matter():
     assert torch.equal(one(x, rows=[0, 1, 2]), other(x.flip(0), rows=[2, 1, 0]).flip(0))
 
 
-# On a device that is not the CPU
-
-ALL = {"temperature": 0.7, "top_k": 90, "top_p": 0.9, "min_p": 0.01, "seed": 0}
-ALL |= {"repetition_penalty": 1.3, "presence_penalty": 0.2, "frequency_penalty": 0.1}
-
-
-@pytest.mark.parametrize("options", [{"temperature": 0}, {}, {"top_p": 0.9}, ALL])
-@pytest.mark.parametrize("float64", [True, False])
-def test_a_step_asks_a_device_one_question(options, float64, monkeypatch):
-    """Whether the logits are finite; and without float64, the probabilities come to the CPU."""
-    if not float64:
-        monkeypatch.setattr(sampling, "_WITHOUT_FLOAT64", {"meta"})
-    x, ids = (t.to("meta") for t in (random_logits(0), previous(0)))
-    with MetaDevice(answers=True, float64=float64) as device:
-        drawn = Sampler(**options)(x, ids)
-    assert drawn.is_meta and drawn.shape == (B,) and drawn.dtype == torch.long
-    copies = 0 if float64 or options.get("temperature") == 0 else 1
-    assert device.questions == 1 + copies
-
-
-def test_processors_ask_a_device_nothing():
-    x, ids = (t.to("meta") for t in (random_logits(0), previous(0)))
-    with MetaDevice(answers=True) as device:
-        for case, _ in CASES:
-            assert case(x, ids).shape == (B, V)
-        for penalty in (sampling.presence_penalty, sampling.frequency_penalty):
-            assert penalty(x, ids, 0.5).shape == (B, V)
-        assert sampling.enforce_min_new_tokens(x, {3, 4}, 0, 1).shape == (B, V)
-    assert device.questions == 0
+# On a device that is not the CPU (more in test_models_on_a_device)
 
 
 @pytest.mark.parametrize("p", [0.1, 0.5, 0.9, 0.999])

@@ -1,6 +1,5 @@
 """The loop: one step, interrupts, records; a plain loop as oracle."""
 
-import contextlib
 import functools
 import json
 import math
@@ -385,25 +384,6 @@ def test_tokens_targets_and_byte_counts_may_lie_on_the_gpu():
         trainer.token_bytes = torch.full((V,), 2)
         assert trainer.train()[-1]["bits_per_byte"] > 0
     assert same(plain, there)
-
-
-def test_a_run_asks_the_device_for_loss_and_norm_alone(monkeypatch):
-    """On a GPU each question waits; on the meta device, which has no numbers, it is an error."""
-    asked = []
-
-    def numbers(*values):
-        assert all(value.device.type == "meta" for value in values)
-        asked.append(len(values))
-        return [1.0] * len(values)
-
-    monkeypatch.setattr(trainer_module, "_numbers", numbers)
-    monkeypatch.setattr(torch, "autocast", lambda *_, **__: contextlib.nullcontext())  # has no meta
-    for settings in ({"fused": False}, {"fused": False, "gradient_accumulation_steps": 2}):
-        trainer = make(steps=3, model=tiny().to("meta"), log_interval=1, **settings)
-        trainer.token_bytes = torch.full((V,), 3)
-        assert len(trainer.train()) == 3
-        assert all(p.device.type == "meta" for p in trainer.model.parameters())
-    assert sum(asked) == 2 * 3 * 2  # loss and norm, once a step
 
 
 def test_a_trainer_without_a_folder_needs_the_core_alone():
