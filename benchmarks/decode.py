@@ -101,6 +101,7 @@ def main() -> None:
             theirs.save_pretrained(folder)
             ours, _ = from_pretrained(folder)
         packed = PackedLM(ours)
+        print(f"packed, by the clock: {packed.ways}")
         for batch in args.batches:
             ids = torch.randint(1, shape["vocab_size"], (batch, args.prompt))
             runs = contenders(theirs, ours, packed, ids, args.new, args)

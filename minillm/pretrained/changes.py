@@ -4,6 +4,8 @@ Written by hand. A file holds a config and weights, and a packed copy holds matr
 of one's own, a hook or another scale is in neither. `save_pretrained` and `packed` ask here.
 """
 
+import inspect
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -61,7 +63,7 @@ def _change(part: nn.Module | None, wanted: nn.Module | None, hooks: bool) -> st
         return "has a forward hook"
     if hasattr(part, "lora_A"):
         return None
-    if type(part) is not type(wanted):
+    if not _same_class(type(part), type(wanted)):
         ours, theirs = (f"{type(p).__module__}.{type(p).__qualname__}" for p in (part, wanted))
         return f"is a {ours}, its config makes {'none' if wanted is None else f'a {theirs}'}"
     set_here, by_config = vars(part), vars(wanted)
@@ -85,6 +87,23 @@ def _change(part: nn.Module | None, wanted: nn.Module | None, hooks: bool) -> st
         if not torch.allclose(found.to(tensor), tensor, rtol=1e-5):  # devices differ in last digits
             return f"has another {key} than its config makes"
     return None
+
+
+def _same_class(ours: type, theirs: type) -> bool:
+    """Whether they are one; or, on a page that builds the class itself, the same lines."""
+    if ours is theirs or ours.__name__ != theirs.__name__ or ours.__module__ != "__main__":
+        return ours is theirs
+    here = [c for c in ours.__mro__ if c.__module__ == "__main__"]  # a class and its reopenings
+    names = {name for c in (*here, theirs) for name in vars(c)}
+    pairs = [(getattr(ours, n, None), getattr(theirs, n)) for n in names if hasattr(theirs, n)]
+    with suppress(OSError):
+        return all(_lines(a) == _lines(b) for a, b in pairs)
+    return False
+
+
+def _lines(method: Any) -> str | None:
+    """The source of a method; None of what is no function. Raises: OSError if there is none."""
+    return inspect.getsource(method) if hasattr(method, "__code__") else None
 
 
 def _same(a: Any, b: Any) -> bool:

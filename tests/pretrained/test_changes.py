@@ -1,6 +1,7 @@
 """What was changed in a model by hand is in no file and no packed copy: it is refused by name."""
 
 import copy
+import inspect
 from dataclasses import replace
 
 import pytest
@@ -13,6 +14,7 @@ from torch import nn
 from torch.nn.utils import parametrizations
 from vision_checkpoints import LLAVAS, TOWERS, make_llava, make_tower, save
 
+import minillm.nn.layers as layers
 from minillm.config import ModelConfig
 from minillm.generation.decoding import generate
 from minillm.model import CausalLM
@@ -211,6 +213,30 @@ def test_a_tied_head_that_has_left_its_embedding(tmp_path):
     with torch.no_grad():
         model.lm_head.weight[3, 4] += 1
     with pytest.raises(ValueError, match=r"^lm_head.weight differs from model.embed_tokens.weight"):
+        save_pretrained(model, None, tmp_path)
+
+
+def on_a_page(file, *change):
+    """GatedMLP as a notebook defines it, in `__main__`, and reopens it; or with other lines."""
+    more = "\n\nclass GatedMLP(GatedMLP):\n    def more(self): ...\n"
+    source = (inspect.getsource(GatedMLP) + more).replace(*change or ("", ""))
+    file.write_text(source, encoding="utf-8")
+    names = {**vars(layers), "__name__": "__main__"}
+    exec(compile(source, file, "exec"), names)
+    return names["GatedMLP"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [(") * self.up", ") + self.up"), ("def more(self)", "def forward(self, x)")],
+)
+def test_the_class_of_a_page_counts_if_it_has_the_same_lines(change, tmp_path):
+    model = small()
+    model.model.layers[1].mlp.__class__ = on_a_page(tmp_path / "same.py")
+    model.packed("linear")
+    save_pretrained(model, None, tmp_path)
+    model.model.layers[1].mlp.__class__ = on_a_page(tmp_path / "other.py", *change)
+    with pytest.raises(ValueError, match=r"layers.1.mlp is a __main__.GatedMLP, its config makes"):
         save_pretrained(model, None, tmp_path)
 
 
