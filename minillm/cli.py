@@ -648,7 +648,7 @@ def read_run_info(path: Path) -> dict[str, Any]:
 
     Raises: ValueError if it does not hold the options of a run.
     """
-    info = read_json(path)
+    info = read_json(path, nan=True)
     asked = info.get("options")
     if not isinstance(asked, dict) or not isinstance(asked.get("corpus"), str):
         raise ValueError(f"{path} does not say what the run was asked for")

@@ -282,27 +282,53 @@ def _each_key_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def read_json(path: Path) -> dict[str, Any]:
+def _no_nan(constant: str) -> float:
+    """Infinity or -Infinity. Raises: ValueError for NaN."""
+    if constant == "NaN":
+        raise ValueError("it holds NaN, which is no number")
+    return float(constant)
+
+
+# A value in brackets takes up to 30 times its bytes in memory. The largest tokenizers that were
+# published have 33 MB and 2 million values.
+MOST_BYTES, _MOST_VALUES = 1 << 26, 1 << 22
+
+
+def parse_json(data: bytes, where: str | Path, *, nan: bool = False) -> dict[str, Any]:
+    """The object that these bytes of `where` hold; all JSON that strangers wrote is read here.
+
+    Raises: ValueError if they hold something else, more than 64 MiB or 4 million values, NaN
+        (unless `nan`), or an object with a key twice: which value is meant, nobody can know.
+    """
+    if len(data) > MOST_BYTES or sum(map(data.count, (b"[", b"{", b","))) > _MOST_VALUES:
+        most = f"{MOST_BYTES:,} bytes and about {_MOST_VALUES:,} values"
+        raise ValueError(f"{where} is not read: {len(data):,} bytes, and {most} are allowed")
+    try:
+        constants = float if nan else _no_nan
+        content = json.loads(
+            data.decode(), object_pairs_hook=_each_key_once, parse_constant=constants
+        )
+    except KeyError as error:
+        raise ValueError(f"{where} holds the key {error.args[0]!r:.60} twice") from None
+    except ValueError as error:
+        raise ValueError(f"{where} is not whole JSON: {error}") from None
+    except RecursionError:
+        raise ValueError(f"{where} is not read: its brackets are nested too deeply") from None
+    if not isinstance(content, dict):
+        raise ValueError(f"{where} holds a {type(content).__name__}, not an object")
+    return content
+
+
+def read_json(path: Path, *, nan: bool = False) -> dict[str, Any]:
     """The object that a file holds, also where an interrupted save has not put it in place yet.
 
-    Raises: FileNotFoundError if there is no file; ValueError if it holds something else, or if a
-        key stands twice in an object: which of the two values is meant, nobody can know.
+    Raises: FileNotFoundError if there is no file; ValueError as `parse_json`.
     """
     found = resolve(path)
     if not found.is_file():
         raise FileNotFoundError(f"{path.parent} has no {path.name}")
-    try:
-        text = found.read_bytes().decode()
-        content = json.loads(text, object_pairs_hook=_each_key_once)
-    except KeyError as error:
-        raise ValueError(f"{path} holds the key {error.args[0]!r:.60} twice") from None
-    except ValueError as error:
-        raise ValueError(f"{path} is not whole JSON: {error}") from None
-    except RecursionError:
-        raise ValueError(f"{path} is not read: its brackets are nested too deeply") from None
-    if not isinstance(content, dict):
-        raise ValueError(f"{path} holds a {type(content).__name__}, not an object")
-    return content
+    with open(found, "rb") as file:
+        return parse_json(file.read(MOST_BYTES + 1), path, nan=nan)
 
 
 def write_tensors(path: Path, tensors: dict[str, torch.Tensor]) -> None:

@@ -1,6 +1,7 @@
 """Files written whole or not at all, alone and together, also by Windows' rules; JSON read."""
 
 import json
+import math
 import os
 import shutil
 
@@ -238,6 +239,7 @@ def test_replacing_leaves_nothing_behind(tmp_path):
         (b"\xff\xfe{}", "is not whole JSON"),
         ('{"a": 1, "b": 2, "a": 1}', "holds the key 'a' twice"),
         ('{"b": [{"": 1, "c": {}, "": 2}]}', "holds the key '' twice"),
+        ('{"a": [1, NaN]}', "is not whole JSON: it holds NaN"),
     ],
 )
 def test_json_that_is_no_object(text, message, tmp_path):
@@ -250,6 +252,28 @@ def test_json_that_is_no_object(text, message, tmp_path):
 def test_the_same_key_in_two_objects_is_no_mistake(tmp_path):
     (tmp_path / "a.json").write_text('{"a": {"a": 1}, "b": [{"a": 2}, {"a": 3}]}', encoding="utf-8")
     assert read_json(tmp_path / "a.json") == {"a": {"a": 1}, "b": [{"a": 2}, {"a": 3}]}
+
+
+def test_json_that_would_fill_the_memory_is_not_read(tmp_path, monkeypatch):
+    """An empty list takes 3 bytes of a file and 64 of memory."""
+    monkeypatch.setattr("minillm.utils.MOST_BYTES", 100)
+    monkeypatch.setattr("minillm.utils._MOST_VALUES", 9)
+    for text in ('{"a":[1,2,3,4,5,6,7,8]}', '{"a":"' + "x" * 92 + '"}'):
+        (tmp_path / "a.json").write_text(text, encoding="utf-8")
+        assert read_json(tmp_path / "a.json") == json.loads(text)
+    for text in ('{"a":[1,2,3,4,5,6,7,8,9]}', '{"a":"' + "x" * 93 + '"}'):
+        (tmp_path / "a.json").write_text(text, encoding="utf-8")
+        message = rf"a\.json is not read: {len(text)} bytes, and 100 bytes and about 9 values are"
+        with pytest.raises(ValueError, match=message):
+            read_json(tmp_path / "a.json")
+
+
+def test_infinity_is_a_number_and_nan_may_be_asked_for(tmp_path):
+    """transformers writes the limits of a Mamba's steps so; a run's own state may hold a NaN."""
+    (tmp_path / "a.json").write_text('{"a": [Infinity, -Infinity]}', encoding="utf-8")
+    assert read_json(tmp_path / "a.json") == {"a": [math.inf, -math.inf]}
+    (tmp_path / "a.json").write_text('{"a": NaN}', encoding="utf-8")
+    assert math.isnan(read_json(tmp_path / "a.json", nan=True)["a"])
 
 
 def test_json_that_is_not_there(tmp_path):

@@ -8,12 +8,14 @@ them blocks of a few bits a number, become float32 by the library gguf.
 
 import math
 import mmap
+import operator
 import os
 import re
 import struct
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
@@ -25,6 +27,7 @@ from torch import Tensor
 from minillm.config import ModelConfig
 from minillm.nn.rope import interleaved_to_half
 from minillm.nn.rope_scaling import rope_frequencies
+from minillm.pretrained.weights import check_apart
 from minillm.tokenizer.bpe import BPETokenizer
 from minillm.tokenizer.hf_json import check_merges, unspell
 from minillm.tokenizer.pretokenizer import GPT2_PATTERN, LLAMA3_PATTERN, QWEN2_PATTERN
@@ -33,6 +36,7 @@ from minillm.tokenizer.several_patterns import SMOLLM_PATTERNS
 __all__ = [
     "Header",
     "Stored",
+    "Values",
     "our_name",
     "read_config",
     "read_header",
@@ -46,7 +50,46 @@ _NUMBERS = dict(enumerate("BbHhIif?")) | {10: "Q", 11: "q", 12: "d"}
 
 _STRING, _LIST = 8, 9
 
-_MOST = 1 << 24  # characters, numbers, keys: published files stay below a million of each
+# The most that a header may hold. Published ones have fewer than a hundred keys, some thousands of
+# tensors, 300,000 tokens and 16 MB; a vocabulary of a million, with as many merges, has room.
+_MOST = 1 << 24  # characters of a string, numbers of a list
+
+_MOST_STRINGS, _MOST_KEYS, _MOST_TENSORS = 1 << 22, 1 << 16, 1 << 14
+
+_LARGEST = 48 << 20  # bytes
+
+
+class Values(Sequence[Any]):
+    """A list of a file, kept as its bytes: what is asked for becomes Python's number or string.
+
+    Args:
+        numbers: those of the list, or of a list of strings the place in `text` where each begins,
+            and where one more would.
+        text: the strings, each with its length before it.
+    """
+
+    def __init__(self, numbers: np.ndarray, text: bytes | None = None) -> None:
+        self.numbers, self.text = numbers, text
+
+    def __len__(self) -> int:
+        return len(self.numbers) - (self.text is not None)
+
+    def __getitem__(self, i: Any) -> Any:
+        if isinstance(i, slice):
+            return [self[j] for j in range(*i.indices(len(self)))]
+        i = range(len(self))[i]  # counts from the end, too
+        if self.text is None:
+            return self.numbers[i].item()
+        return self.text[self.numbers[i] + 8 : self.numbers[i + 1]].decode()
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, list | tuple | Values) or len(self) != len(other):
+            return False
+        return all(map(operator.eq, self, other))
+
+    def __repr__(self) -> str:
+        more = f", ... {len(self):,} in all" if len(self) > 8 else ""
+        return f"[{', '.join(f'{value!r:.60}' for value in self[:8])}{more}]"
 
 
 class _Cursor:
@@ -62,13 +105,15 @@ class _Cursor:
         """Raises: ValueError that names the file and the place."""
         raise ValueError(f"{self.path}, byte {self.at:,}: {what}")
 
-    def need(self, count: int, size: int, what: str) -> None:
+    def need(self, count: int, size: int, what: str, most: int = _MOST) -> None:
         """Raises: ValueError if so many things of at least so many bytes cannot follow."""
         if count * size > len(self.data) - self.at:
             left = f"the file has {len(self.data) - self.at:,} bytes left"
             self.fail(f"{count:,} {what} of at least {size:,} bytes should follow, and {left}")
-        if count > _MOST:
-            self.fail(f"{count:,} {what} should follow; no header has more than {_MOST:,}")
+        if count > most:
+            self.fail(f"{count:,} {what} should follow; no header has more than {most:,}")
+        if self.at + count * size > _LARGEST:
+            self.fail(f"{count:,} {what} should follow; a header has at most {_LARGEST:,} bytes")
 
     def numbers(self, form: str, count: int = 1) -> tuple[Any, ...]:
         """The next `count` numbers; `form` as struct has it, always the lowest byte first."""
@@ -91,6 +136,24 @@ class _Cursor:
         self.at += length
         return text
 
+    def strings(self, count: int) -> Values:
+        """The next `count` strings, looked at and kept as they stand."""
+        self.need(count, 8, "strings", _MOST_STRINGS)
+        begin, places = self.at, np.zeros(count + 1, np.uint32)
+        length_at = struct.Struct("<Q").unpack_from
+        for i in range(count):
+            start = self.at + 8
+            end = start + length_at(self.data, self.at)[0] if start <= len(self.data) else start
+            if not self.at < end <= min(len(self.data), _LARGEST):
+                self.string()  # says what is wrong
+            try:
+                self.data[start:end].decode()
+            except UnicodeDecodeError:
+                self.string()
+            self.at = end
+            places[i + 1] = end - begin
+        return Values(places, self.data[begin : self.at])
+
     def value(self, kind: int) -> Any:
         """The next value: a number, a string, or a list of one of them."""
         if kind in _NUMBERS:
@@ -101,12 +164,14 @@ class _Cursor:
             self.fail(f"a value of the unknown kind {kind}")
         kind, count = *self.numbers("I"), *self.numbers("Q")
         if kind == _STRING:
-            self.need(count, 8, "strings")
-            return [self.string() for _ in range(count)]
+            return self.strings(count)
         if kind not in _NUMBERS:
             self.fail(f"a list of values of kind {kind}: not supported")
-        self.need(count, struct.calcsize(f"<{_NUMBERS[kind]}"), "numbers")
-        return list(self.numbers(_NUMBERS[kind], count))
+        dtype = np.dtype(f"<{_NUMBERS[kind]}")
+        self.need(count, dtype.itemsize, "numbers")
+        found = np.frombuffer(self.data, dtype, count, self.at).copy()
+        self.at += found.nbytes
+        return Values(found)
 
 
 @dataclass(frozen=True)
@@ -155,27 +220,29 @@ def _parse(cursor: _Cursor) -> Header:
         why = "written with the highest byte first" if swapped else "only 2 and 3 are known"
         cursor.fail(f"version {version} of GGUF is not supported: {why}")
     num_tensors, num_keys = cursor.numbers("Q", 2)
-    cursor.need(num_keys, 13, "keys")  # a name's length, a kind, a value
+    cursor.need(num_keys, 13, "keys", _MOST_KEYS)  # a name's length, a kind, a value
     keys: dict[str, Any] = {}
     for _ in range(num_keys):
         name = cursor.string(longest=65535)
         if name in keys:
-            cursor.fail(f"the key {name!r} for the second time")
+            cursor.fail(f"the key {name!r:.80} for the second time")
         keys[name] = cursor.value(*cursor.numbers("I"))
-    cursor.need(num_tensors, 24, "tensors")  # a name's length, a count, a kind, an offset
+    cursor.need(
+        num_tensors, 24, "tensors", _MOST_TENSORS
+    )  # a name's length, a count, a kind, an offset
     found: dict[str, tuple[tuple[int, ...], int, int]] = {}
     for _ in range(num_tensors):
         name = cursor.string(longest=65535)
         if name in found:
-            cursor.fail(f"the tensor {name!r} for the second time")
+            cursor.fail(f"the tensor {name!r:.80} for the second time")
         (num_dims,) = cursor.numbers("I")
         if not 1 <= num_dims <= 4:
-            cursor.fail(f"{name!r} has {num_dims:,} dimensions, not 1 to 4")
+            cursor.fail(f"{name!r:.80} has {num_dims:,} dimensions, not 1 to 4")
         shape = cursor.numbers("Q", num_dims)[::-1]  # the file counts columns first
         found[name] = (shape, *cursor.numbers("I"), *cursor.numbers("Q"))
     alignment = keys.get("general.alignment", 32)
     if type(alignment) is not int or alignment < 1 or alignment & (alignment - 1):
-        cursor.fail(f"general.alignment must be a power of two, not {alignment!r}")
+        cursor.fail(f"general.alignment must be a power of two, not {alignment!r:.40}")
     first = -(-cursor.at // alignment) * alignment  # where the weights begin
     header = Header(cursor.path, keys, {})
     size = len(cursor.data)
@@ -195,22 +262,29 @@ def _place(
     size: int,
 ) -> Stored:
     """Where a tensor lies. Raises: ValueError if it cannot lie there."""
-    library = _library()
     try:
-        kind = library.GGMLQuantizationType(number)
-        in_block, bytes_of_block = library.GGML_QUANT_SIZES[kind]
-        library.dequantize(np.zeros((1, bytes_of_block), np.uint8), kind)
+        kind, in_block, bytes_of_block = _block(number)
     except (ValueError, NotImplementedError):
-        header.fail(f"{name!r} is written in the type {number}, which is unknown")
+        header.fail(f"{name!r:.80} is written in the type {number}, which is unknown")
     if 0 in shape or shape[-1] % in_block:
-        rule = f"rows of {kind.name} are multiples of {in_block} numbers"
-        header.fail(f"{name!r} has the shape {shape}, and {rule}")
+        rule = f"rows of {kind} are multiples of {in_block} numbers"
+        header.fail(f"{name!r:.80} has the shape {shape}, and {rule}")
     num_bytes = math.prod(shape) // in_block * bytes_of_block
     start = first + offset
     if offset % alignment or start + num_bytes > size:
         where = f"bytes {start:,} to {start + num_bytes:,}"
-        header.fail(f"{name!r} should lie at {where}; the file has {size:,} bytes")
-    return Stored(shape, kind.name, start, num_bytes)
+        header.fail(f"{name!r:.80} should lie at {where}; the file has {size:,} bytes")
+    return Stored(shape, kind, start, num_bytes)
+
+
+@cache
+def _block(number: int) -> tuple[str, int, int]:
+    """Of a type its name, the numbers in a block, and the bytes. Raises: if it is not known."""
+    library = _library()
+    kind = library.GGMLQuantizationType(number)
+    in_block, bytes_of_block = library.GGML_QUANT_SIZES[kind]
+    library.dequantize(np.zeros((1, bytes_of_block), np.uint8), kind)
+    return kind.name, in_block, bytes_of_block
 
 
 def _check_apart(header: Header, tensors: Mapping[str, Stored]) -> None:
@@ -218,7 +292,7 @@ def _check_apart(header: Header, tensors: Mapping[str, Stored]) -> None:
     end, before = 0, ""
     for name, stored in sorted(tensors.items(), key=lambda item: item[1].start):
         if stored.start < end:
-            header.fail(f"{name!r} begins at byte {stored.start:,}, inside of {before!r}")
+            header.fail(f"{name!r:.80} begins at byte {stored.start:,}, inside of {before!r:.80}")
         end, before = stored.start + stored.num_bytes, name
 
 
@@ -277,9 +351,9 @@ def read_config(header: Header) -> ModelConfig:
     name = keys.get("general.architecture")
     if not isinstance(name, str) or name not in _ARCHITECTURES:
         known = ", ".join(_ARCHITECTURES)
-        header.fail(f"the architecture {name!r} is not supported, only {known}")
+        header.fail(f"the architecture {name!r:.40} is not supported, only {known}")
     if keys.get("split.count") not in (None, 0, 1):
-        header.fail(f"a part of a model in {keys['split.count']} files: join them first")
+        header.fail(f"a part of a model in {keys['split.count']!s:.40} files: join them first")
     ours = {
         key.removeprefix(f"{name}."): v for key, v in keys.items() if key.startswith(f"{name}.")
     }
@@ -303,10 +377,10 @@ def read_config(header: Header) -> ModelConfig:
             header.fail(f"{name}.{key} differs from the size of a head, {config.head_dim}")
     for key, value in _ONLY.items():
         if ours.get(key, value) != value:
-            header.fail(f"{name}.{key} = {ours[key]!r} is not supported, only {value!r}")
+            header.fail(f"{name}.{key} = {ours[key]!r:.60} is not supported, only {value!r}")
     harmless = {*_ONLY, "rope.scaling.finetuned", "rope.scaling.original_context_length"}
     if strange := sorted(ours.keys() - harmless):
-        header.fail(f"{name}.{strange[0]} = {ours[strange[0]]!r:.60} is not supported")
+        header.fail(f"{name}.{strange[0]:.80} = {ours[strange[0]]!r:.60} is not supported")
     return config
 
 
@@ -318,8 +392,8 @@ def _found_in_tensors(header: Header) -> dict[str, Any]:
     rows, tokens = tensors["token_embd.weight"].shape[0], header.keys.get("tokenizer.ggml.tokens")
     for key, value in header.keys.items():
         if key.endswith(".vocab_size") and value != rows:
-            header.fail(f"{key} is {value!r}, and token_embd.weight has {rows:,} rows")
-    if isinstance(tokens, list) and len(tokens) != rows:
+            header.fail(f"{key:.80} is {value!r:.40}, and token_embd.weight has {rows:,} rows")
+    if isinstance(tokens, list | Values) and len(tokens) != rows:
         header.fail(f"{len(tokens):,} tokens do not fit the {rows:,} rows of token_embd.weight")
     return {
         "vocab_size": rows,
@@ -380,11 +454,24 @@ def our_name(name: str) -> str:
     return f"{layer}{_NAMES[match[2]]}.{match[3]}"
 
 
+def _names(header: Header) -> dict[str, str]:
+    """The weights' names, theirs and ours. Raises: ValueError if two of them are one to us."""
+    names = {name: our_name(name) for name in header.tensors if name != "rope_freqs.weight"}
+    try:
+        check_apart(names.items())
+    except ValueError as error:
+        header.fail(str(error))
+    if ours := [name for name in names if re.match(r"model\.|lm_head\.", name)]:
+        header.fail(f"unexpected: {', '.join(ours[:5])}: llama.cpp has no such names")
+    return names
+
+
 def shapes(header: Header) -> dict[str, tuple[int, ...]]:
-    """The shapes of the weights under our names, before any is read."""
-    found = {our_name(name): stored.shape for name, stored in header.tensors.items()}
-    found.pop("rope_freqs.weight", None)  # read with the config
-    return found
+    """The shapes of the weights under our names, before any is read.
+
+    Raises: ValueError if two tensors are one weight to us, or if one has our name.
+    """
+    return {ours: header.tensors[name].shape for name, ours in _names(header).items()}
 
 
 def read_weights(header: Header, config: ModelConfig) -> Iterator[tuple[str, Tensor]]:
@@ -393,14 +480,12 @@ def read_weights(header: Header, config: ModelConfig) -> Iterator[tuple[str, Ten
     llama.cpp turns neighbours in Llama's heads: the rows of q and k are put back to halves.
     """
     heads = {"attn_q": config.num_attention_heads, "attn_k": config.num_key_value_heads}
-    for name in header.tensors:
-        if name == "rope_freqs.weight":
-            continue
+    for name, ours in _names(header).items():
         tensor = _decoded(header, name)
         part = name.split(".")[-2]
         if config.model_type == "llama" and part in heads:
             tensor = interleaved_to_half(tensor, heads[part])
-        yield our_name(name), tensor
+        yield ours, tensor
 
 
 def _decoded(header: Header, name: str) -> Tensor:
@@ -436,13 +521,13 @@ def read_tokenizer(header: Header) -> BPETokenizer | None:
     kind = ours.get("model")
     if kind != "gpt2":
         if kind is not None:
-            what = f"{header.path} has a tokenizer of the kind {kind!r}: no tokenizer is read"
+            what = f"{header.path} has a tokenizer of the kind {kind!r:.40}: no tokenizer is read"
             warnings.warn(what, stacklevel=3)
         return None
     cut = ours.get("pre")
     if not isinstance(cut, str) or cut not in _PATTERNS:
         known = ", ".join(_PATTERNS)
-        header.fail(f"tokenizer.ggml.pre is {cut!r}: we know how {known} cut text")
+        header.fail(f"tokenizer.ggml.pre is {cut!r:.40}: we know how {known} cut text")
     if ours.get("add_eos_token"):
         header.fail("tokenizer.ggml.add_eos_token is not supported")
     try:
@@ -457,14 +542,14 @@ def _tokenizer(ours: Mapping[str, Any], cut: str) -> BPETokenizer:
     if template is not None and not isinstance(template, str):
         raise ValueError(f"tokenizer.chat_template must be a string, not {template!r:.40}")
     kinds = ours.get("token_type", [_NORMAL] * len(tokens))
-    if not isinstance(kinds, list) or len(kinds) != len(tokens):
+    if not isinstance(kinds, list | Values) or len(kinds) != len(tokens):
         raise ValueError(f"tokenizer.ggml.token_type does not fit {len(tokens):,} tokens")
     named: dict[str, str] = {}
     for name in ("bos", "eos", "padding"):
         i = ours.get(f"{name}_token_id")
         if i is not None:
             if type(i) is not int or not 0 <= i < len(tokens):
-                raise ValueError(f"tokenizer.ggml.{name}_token_id is {i!r}, no token")
+                raise ValueError(f"tokenizer.ggml.{name}_token_id is {i!r:.40}, no token")
             named[name] = tokens[i]
     plain: dict[str, int] = {}
     special: dict[str, int] = {}
@@ -477,11 +562,11 @@ def _tokenizer(ours: Mapping[str, Any], cut: str) -> BPETokenizer:
         elif kind == _UNUSED:
             continue  # a row of the embedding that no token has
         else:
-            raise ValueError(f"the token {token!r} is of the kind {kind!r}: not supported")
+            raise ValueError(f"the token {token!r:.60} is of the kind {kind!r}: not supported")
         if home.setdefault(token, i) != i:
-            raise ValueError(f"the token {token!r} is there twice, as {home[token]} and as {i}")
+            raise ValueError(f"the token {token!r:.60} is there twice, as {home[token]} and as {i}")
     ranks = {unspell(token): i for token, i in plain.items()}
-    check_merges(plain, [_pair(merge) for merge in merges], whole_words=cut in _LLAMA3_NAMES)
+    check_merges(plain, _Pairs(merges), whole_words=cut in _LLAMA3_NAMES)
     return BPETokenizer(
         ranks,
         _PATTERNS[cut],
@@ -497,15 +582,30 @@ def _tokenizer(ours: Mapping[str, Any], cut: str) -> BPETokenizer:
     )
 
 
-def _strings(ours: Mapping[str, Any], key: str) -> list[str]:
+# Published vocabularies of this kind have at most some 202,000 tokens. Each takes about 700 bytes.
+_MOST_TOKENS = 1 << 18
+
+
+def _strings(ours: Mapping[str, Any], key: str) -> Sequence[str]:
     found = ours.get(key)
-    if not isinstance(found, list) or not all(isinstance(text, str) for text in found):
+    if not isinstance(found, list | Values) or not all(isinstance(text, str) for text in found):
         raise ValueError(f"tokenizer.ggml.{key} must be a list of strings, not {found!r:.40}")
+    if len(found) > (most := _MOST_TOKENS * (2 if key == "merges" else 1)):
+        raise ValueError(f"tokenizer.ggml.{key} has {len(found):,} strings, more than {most:,}")
     return found
 
 
-def _pair(merge: str) -> tuple[str, str]:
-    left, _, right = merge.partition(" ")
-    if not left or not right:
-        raise ValueError(f"the merge {merge!r} is not two tokens")
-    return left, right
+class _Pairs(Sequence[Any]):
+    """Merges as pairs, each made of its string when it is asked for."""
+
+    def __init__(self, merges: Sequence[str]) -> None:
+        self.merges = merges
+
+    def __len__(self) -> int:
+        return len(self.merges)
+
+    def __getitem__(self, i: Any) -> Any:
+        left, _, right = self.merges[i].partition(" ")
+        if not left or not right:
+            raise ValueError(f"the merge {self.merges[i]!r:.60} is not two tokens")
+        return left, right

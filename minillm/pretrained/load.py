@@ -26,9 +26,18 @@ from minillm.model import CausalLM
 from minillm.nn.layers import ACTIVATIONS
 from minillm.pretrained.changes import check_unchanged
 from minillm.pretrained.families import check_value
-from minillm.pretrained.weights import read_weights, write_weights
+from minillm.pretrained.weights import DTYPES, read_weights, write_weights
 from minillm.tokenizer.hf_wrapper import load_tokenizer
-from minillm.utils import read_json, recover, resolve, transaction, write_json, write_tensors
+from minillm.utils import (
+    MOST_BYTES,
+    parse_json,
+    read_json,
+    recover,
+    resolve,
+    transaction,
+    write_json,
+    write_tensors,
+)
 
 __all__ = ["from_pretrained", "save_pretrained"]
 
@@ -159,9 +168,7 @@ def _from_folder(
     config = ModelConfig.from_dict({**data, **_ends(folder)})
     tensors = read_weights(read_tensors(folder), config)
     model = _fitting_model(config, tensors, folder)
-    if wanted is None and len({v.dtype for v in tensors.values()}) > 1:
-        given = data.get("dtype") or data.get("torch_dtype")
-        wanted = read_dtype(given) or tensors["model.embed_tokens.weight"].dtype
+    wanted = wanted or one_dtype(tensors, data, "model.embed_tokens.weight")
     tensors = {
         k: v.to(device=device, dtype=None if _KEPT.search(k) else wanted)
         for k, v in tensors.items()
@@ -322,10 +329,19 @@ def read_dtype(given: torch.dtype | str | None) -> torch.dtype | None:
     if given in (None, "auto"):
         return None
     found = getattr(torch, given, None) if isinstance(given, str) else given
-    if not isinstance(found, torch.dtype) or not found.is_floating_point:
-        wanted = "a torch.dtype of floating-point numbers, its name, or 'auto'"
-        raise ValueError(f"unknown dtype {given!r} for weights: {wanted}")
+    if found not in DTYPES:
+        wanted = "a torch.dtype of floating-point numbers of 16 to 64 bits, its name, or 'auto'"
+        raise ValueError(f"unknown dtype {given!r:.60} for weights: {wanted}")
     return found
+
+
+def one_dtype(
+    tensors: Mapping[str, Tensor], data: Mapping[str, Any], first: str
+) -> torch.dtype | None:
+    """Where a file mixes dtypes, the config's, else that of its weight `first`; else None."""
+    if len({tensor.dtype for tensor in tensors.values()}) == 1:
+        return None
+    return read_dtype(data.get("dtype") or data.get("torch_dtype")) or tensors[first].dtype
 
 
 def _ends(folder: Path) -> dict[str, Any]:
@@ -405,15 +421,29 @@ def _is_shard(name: Any) -> bool:
 
 
 def tensors_of(path: Path) -> Iterator[tuple[str, Tensor]]:
-    """Names and tensors of a safetensors file. Raises: ValueError if it is none or not there."""
+    """Names and tensors of a safetensors file.
+
+    Raises: ValueError if it is none or not there, or names a tensor twice.
+    """
     found = resolve(path)
     if not found.is_file():
         raise ValueError(f"{path.parent} lacks {path.name}, which its index names")
     try:
+        header = _header(found)
         with safe_open(found, "pt") as file:
+            parse_json(header, f"the header of {path}")  # safetensors takes the last of two
             yield from ((key, file.get_tensor(key)) for key in file.keys())  # noqa: SIM118
     except SafetensorError as error:
         raise ValueError(f"{path} is damaged or no safetensors file: {error}") from None
+
+
+def _header(path: Path) -> bytes:
+    """What stands before a safetensors file's numbers; the reader says if it is none."""
+    with open(path, "rb") as file:
+        return file.read(min(int.from_bytes(file.read(8), "little"), MOST_BYTES + 1))
+
+
+_MOST_LAYERS = 1024  # published models have up to 126; each takes a moment, however small it is
 
 
 def _check_sizes(tensors: Mapping[str, Tensor], config: ModelConfig, folder: Path) -> None:
@@ -429,6 +459,9 @@ def _check_sizes(tensors: Mapping[str, Tensor], config: ModelConfig, folder: Pat
         there = f"there are {total}, and weights of {sum(i < total for i in layers)}"
         message = f"missing: model.layers.{first} (by the config {there})"
         raise ValueError(f"{folder} does not fit its config: {message}")
+    if config.num_hidden_layers > _MOST_LAYERS:
+        message = f"{config.num_hidden_layers:,} layers, more than {_MOST_LAYERS:,}"
+        raise ValueError(f"{folder} is not read: {message}")
     if (config.head_dim or 0) > (largest := max(t.numel() for t in tensors.values())):
         message = f"head_dim is {config.head_dim}, the largest weight has {largest} numbers"
         raise ValueError(f"{folder} does not fit its config: {message}")
@@ -455,8 +488,8 @@ def check_shapes(
         if tuple(tensors[name].shape) != wanted[name]:
             shape = tuple(tensors[name].shape)
             problems.append(f"{name} is {shape}, the config wants {wanted[name]}")
-        if not tensors[name].is_floating_point():
-            problems.append(f"{name} holds {tensors[name].dtype}, not floating-point numbers")
+        if (dtype := tensors[name].dtype) not in DTYPES:
+            problems.append(f"{name} holds {dtype}, not floating-point numbers of 16 to 64 bits")
     if problems:
         raise ValueError(f"{folder} does not fit its config: " + "; ".join(problems))
 

@@ -28,6 +28,7 @@ from minillm.pretrained.load import (
     read_tensors,
     write_checkpoint,
 )
+from minillm.pretrained.weights import check_apart
 from minillm.utils import read_json, resolve
 
 __all__ = ["load", "read_config", "save"]
@@ -166,9 +167,9 @@ def _ours(tensors: Mapping[str, Tensor], config: Seq2SeqConfig, folder: Path) ->
 
     Raises: ValueError for tied matrices that differ.
     """
-    found = {
-        k.removeprefix("model.").replace(".out_proj.", ".o_proj."): v for k, v in tensors.items()
-    }
+    own = {k: k.removeprefix("model.").replace(".out_proj.", ".o_proj.") for k in tensors}
+    check_apart(own.items())
+    found = {own[k]: v for k, v in tensors.items()}
     for side in ("encoder", "decoder"):
         found.pop(f"{side}.version", None)  # of old files
     shared = found.pop("shared.weight", None)

@@ -26,11 +26,12 @@ from minillm.pretrained.load import (
     ShapesAlone,
     check_shapes,
     local_place,
+    one_dtype,
     read_dtype,
     read_tensors,
     write_checkpoint,
 )
-from minillm.pretrained.weights import read_weights, write_weights
+from minillm.pretrained.weights import check_apart, read_weights, write_weights
 from minillm.utils import read_json, resolve
 
 __all__ = ["load", "load_llava", "read_config", "read_llava_config", "save", "save_llava"]
@@ -183,19 +184,24 @@ def _from_file(tensors: Mapping[str, Tensor], config: VisionConfig) -> dict[str,
         ours = VisionTransformer(config).state_dict()
     names = {_file_name(k, config): k for k in ours}
     found: dict[str, Tensor] = {}
+    read: list[tuple[str, str]] = []  # names, theirs and ours
     for name, tensor in tensors.items():
         if name.endswith("embeddings.position_ids"):
             continue  # a buffer of old files
         if match := _IN_PROJ.fullmatch(name):
             for part, piece in zip("qkv", tensor.chunk(3), strict=False):
-                found[f"head.attention.{part}_proj.{match[1]}"] = piece
+                own = f"head.attention.{part}_proj.{match[1]}"
+                found[own] = piece
+                read.append((name, own))
             continue
         own = names.get(name, name)
+        read.append((name, own))
         if name == "embeddings.cls_token":
             tensor = tensor.flatten()
         elif name == "embeddings.position_embeddings":
             tensor = tensor.flatten(0, -2)
         found[own] = tensor
+    check_apart(read)
     return found
 
 
@@ -236,6 +242,7 @@ def load(
     with torch.device("meta"), ShapesAlone():
         model = VisionTransformer(config)
     check_shapes(ours, {k: tuple(v.shape) for k, v in model.state_dict().items()}, folder)
+    dtype = dtype or one_dtype(ours, data, next(iter(model.state_dict())))
     state = {k: v.to(device=device, dtype=dtype, copy=True) for k, v in ours.items()}
     model.load_state_dict(state, assign=True)
     return model.eval()
@@ -278,6 +285,7 @@ def load_llava(
     if config.text_config.tie_word_embeddings:
         wanted.pop("language_model.lm_head.weight")
     check_shapes(ours, wanted, folder)
+    dtype = dtype or one_dtype(ours, data, "language_model.model.embed_tokens.weight")
     state = {k: v.to(device=device, dtype=dtype, copy=True) for k, v in ours.items()}
     model.load_state_dict(state, strict=False, assign=True)
     model.language_model.tie_weights()
@@ -291,8 +299,9 @@ def load_llava(
 def _parts(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
     """The tensors of tower and text, and what is neither, whichever age the file has."""
     parts: dict[str, dict[str, Tensor]] = {"vision_tower.": {}, "language_model.": {}, "": {}}
-    for name, tensor in tensors.items():
-        name = name.removeprefix("model.")
+    read: list[tuple[str, str]] = []  # names, theirs and ours
+    for theirs, tensor in tensors.items():
+        name = theirs.removeprefix("model.")
         if name == "lm_head.weight":
             name = "language_model.lm_head.weight"
         elif re.match(r"language_model\.(embed_tokens|layers|norm)\.", name):
@@ -300,6 +309,8 @@ def _parts(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
         name = name.replace("vision_tower.vision_model.", "vision_tower.", 1)
         where = next(p for p in parts if name.startswith(p))
         parts[where][name.removeprefix(where)] = tensor
+        read.append((theirs, name))
+    check_apart(read)
     return parts
 
 

@@ -6,14 +6,17 @@ Used by `minillm.pretrained.load`; written by hand. Most use our names as they a
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor
 
 from minillm.config import ModelConfig
 
-__all__ = ["join_qkv", "layer_name", "read_weights", "split_qkv", "write_weights"]
+__all__ = ["check_apart", "join_qkv", "layer_name", "read_weights", "split_qkv", "write_weights"]
+
+# What a weight may be written in. Of 8 bits nobody knows what they are to be multiplied with.
+DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 _BACKBONE = [
     ("model.embed_tokens.", "backbone.embeddings."),
@@ -97,14 +100,25 @@ def layer_name(name: str, config: ModelConfig | None) -> str:
     return _rename(f"{name}.", _names(config)).removesuffix(".")
 
 
+def check_apart(names: Iterable[tuple[str, str]]) -> None:
+    """Raises: ValueError if of these pairs (a file's name of a weight, ours) two are one to us."""
+    first: dict[str, str] = {}
+    for theirs, ours in names:
+        if (other := first.setdefault(ours, theirs)) != theirs:
+            raise ValueError(f"{other} and {theirs} are one weight to us, {ours}")
+
+
 def read_weights(tensors: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
     """Tensors of a checkpoint under our names: renamed, turned, split; what no logit needs is out.
 
-    Raises: ValueError if a head that should be tied differs from the embedding.
+    Raises: ValueError if a head that should be tied differs from the embedding, or if two tensors
+        are one to us.
     """
     pairs = [(theirs, ours) for ours, theirs in _names(config)]
     found: dict[str, Tensor] = {}
+    read: list[tuple[str, str]] = []  # names, theirs and ours
     for name, tensor in tensors.items():
+        theirs = name
         if _IGNORED.search(name) or _is_extra_layer(name, config):
             continue
         if config.model_type == "gpt2":
@@ -114,10 +128,13 @@ def read_weights(tensors: Mapping[str, Tensor], config: ModelConfig) -> dict[str
         if ".shared_experts." in name and not tensor.numel() and not config.n_shared_experts:
             continue  # transformers makes an empty block of them
         if ".self_attn.qkv." in name:
-            for part, piece in zip("qkv", split_qkv(tensor, config), strict=True):
-                found[name.replace("qkv", f"{part}_proj")] = piece
+            pieces = zip("qkv", split_qkv(tensor, config), strict=True)
+            parts = {name.replace("qkv", f"{part}_proj"): piece for part, piece in pieces}
         else:
-            found[name] = tensor
+            parts = {name: tensor}
+        found |= parts
+        read += [(theirs, ours) for ours in parts]
+    check_apart(read)
     _join_experts(found, config)
     if config.tie_word_embeddings and "lm_head.weight" in found:
         embedding = found.get("model.embed_tokens.weight")
@@ -177,6 +194,8 @@ def _join_experts(found: dict[str, Tensor], config: ModelConfig) -> None:
                 other = f"{wrong[0]} is {tuple(found[wrong[0]].shape)}"
                 raise ValueError(f"{other}, that of expert 0 is {tuple(shape)}")
             stacks.append([found.pop(name) for name in names])
+        if joined := sorted({f"{layer}.{n}" for n in ("gate_up_proj", "down_proj")} & found.keys()):
+            raise ValueError(f"{joined[0]} is there, and beside it that of each expert")
         if all(stacks):
             gates, ups, downs = map(torch.stack, stacks)
             if gates.shape != ups.shape:

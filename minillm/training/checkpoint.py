@@ -180,7 +180,7 @@ def read_state(path: str | Path, *, of_run: bool = False) -> dict[str, Any]:
     if not path.is_dir():
         raise CheckpointError(f"{path}: there is no such checkpoint folder")
     try:
-        state = read_json(path / "state.json")
+        state = read_json(path / "state.json", nan=True)  # a loss may have been NaN
     except FileNotFoundError:
         raise CheckpointError(f"{path} is no checkpoint of ours: it has no state.json") from None
     except (OSError, ValueError, RecursionError) as error:
