@@ -17,9 +17,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 PRODUCTS = {
     *("mm", "addmm", "bmm", "baddbmm", "addbmm", "mv", "addmv", "dot", "vdot", "addr"),
-    *("convolution", "convolution_backward", "_linear_pointwise", "mkldnn_linear"),
+    *("convolution", "convolution_backward", "_linear_pointwise"),
     "_scaled_dot_product_flash_attention_for_cpu",
     "_scaled_dot_product_flash_attention_for_cpu_backward",
+    "_to_dense",  # a product in oneDNN's own layout, when it is unpacked
 }
 ROUNDING = torch.finfo(torch.float32).eps
 
@@ -54,7 +55,7 @@ class Jitter(TorchDispatchMode):
         """Turn the last digits in place. A number of 16 bits or fewer stays: sums of whole numbers,
         halves and quarters are exact everywhere."""
         if found.device.type != "cpu" or found.dtype not in (torch.float32, torch.float64):
-            return
+            return  # half precision has no digits as small
         noise = torch.empty(found.shape, dtype=found.dtype)
         noise.uniform_(-1, 1, generator=torch.Generator().manual_seed(seed))
         size = self.size * torch.finfo(found.dtype).eps / ROUNDING
