@@ -28,6 +28,7 @@ from minillm.utils import read_json, recover, transaction
 __all__ = [
     "CONFIG_FIELDS",
     "DIGEST",
+    "LONGEST_TOKEN",
     "NAMES",
     "TOKENIZER_FIELDS",
     "Test",
@@ -94,9 +95,12 @@ def unspell(spelling: str) -> bytes:
 
 def splits(token: Any, ranks: Mapping[Any, int]) -> list[tuple[Any, Any]]:
     """All ways to make `token` of two others, in the order in which converters list them."""
-    pairs = [(token[:i], token[i:]) for i in range(1, len(token))]
-    pairs = [pair for pair in pairs if pair[0] in ranks and pair[1] in ranks]
+    cuts = [i for i in range(1, len(token)) if token[:i] in ranks and token[i:] in ranks]
+    pairs = [(token[:i], token[i:]) for i in cuts]
     return sorted(pairs, key=lambda pair: (ranks[pair[0]], ranks[pair[1]]))
+
+
+LONGEST_TOKEN = 1000  # to try where one can be cut costs its square; GPT-2's longest has 128
 
 
 def check_merges(
@@ -105,8 +109,12 @@ def check_merges(
     """Make sure that merging by rank does what the listed merges do, in their order.
 
     Tokens are bytes, or spelled as in a file.
-    Raises: ValueError naming the first token or merge for which it does not.
+    Raises: ValueError naming the first token or merge for which it does not, or a token that is
+        longer than `LONGEST_TOKEN`.
     """
+    if long := next((token for token in ranks if len(token) > LONGEST_TOKEN), None):
+        start = f"{long[:40]!r}..., {len(long):,} characters"
+        raise ValueError(f"the token {start}, is too long: at most {LONGEST_TOKEN:,} are read")
     # token -> its rank, itself, and the same of the two tokens that it is made of
     made: dict[Any, tuple[int, Any, Any, Any]]
     made = {token: (-1, token, None, None) for token in ranks if len(token) == 1}
@@ -163,7 +171,9 @@ def _merge_anew(
         if token not in made:
             unmade[tuple(token[:3])].append(token)
     doubtful = {token for tokens in unmade.values() for token in tokens}
-    for token in ranks:
+    if len(doubtful) > 300:  # quicker to merge all of them than to look for so many
+        doubtful = {*ranks}
+    for token in ranks.keys() - doubtful:
         found = unmade.keys() & zip(token, token[1:], token[2:], strict=False)
         if any(inside in token for begin in found for inside in unmade[begin]):
             doubtful.add(token)

@@ -5,7 +5,6 @@ Explained in notebook 02. No merge crosses a word's border, so words can be coun
 
 # Built from notebooks/02_tokenizer.ipynb: edit there, then make build.
 
-import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -81,11 +80,11 @@ class PreTokenizer:
     """
 
     def __init__(self, pattern: str) -> None:
-        counts = [int(count) for count in re.findall(r"\{(?:\d*,)?(\d+),?\}", pattern)]
-        if math.prod(count for count in counts if count > 9) >= 1000:  # 9: not \p{N}{1,3}
-            raise ValueError(
-                f"{quoted(pattern, 400)} counts to {max(counts)}: it would take too much memory"
-            )
+        self.published = pattern in PATTERNS.values()
+        if not self.published:
+            from minillm.tokenizer.several_patterns import check_pattern
+
+            check_pattern(pattern)
         try:
             compiled = regex.compile(pattern)
         except (regex.error, RecursionError, OverflowError) as error:
@@ -97,7 +96,6 @@ class PreTokenizer:
                 f"{quoted(pattern, 400)} captures groups: write (?:...) instead of (...)"
             )
         self.pattern: str | tuple[str, ...] = pattern
-        self.published = pattern in PATTERNS.values()
         self._find = compiled.findall
         if self.published:
             self._find_ascii = re.compile(in_ascii(pattern), re.ASCII).findall

@@ -5,6 +5,7 @@ Explained in notebooks/deeper/02_tokenizer_files.
 
 # Built from notebooks/deeper/02_tokenizer_files.ipynb: edit there, then make build.
 
+import math
 import re
 import time
 from collections.abc import Sequence
@@ -13,7 +14,13 @@ import regex
 
 from minillm.tokenizer.pretokenizer import GPT2_PATTERN, PreTokenizer, in_ascii
 
-__all__ = ["DEEPSEEK_V3_PATTERNS", "SMOLLM_PATTERNS", "SeveralPatterns"]
+__all__ = [
+    "DEEPSEEK_V3_PATTERNS",
+    "LONGEST_PATTERN",
+    "SMOLLM_PATTERNS",
+    "SeveralPatterns",
+    "check_pattern",
+]
 
 SMOLLM_PATTERNS = (r"\p{N}", GPT2_PATTERN)  # SmolLM, SmolLM2, StarCoder
 
@@ -37,6 +44,24 @@ _IN_ASCII = {
 
 _SPACE = re.compile(r" (?=[!-/:-~])")  # before a sign or a letter, not before a digit
 
+LONGEST_PATTERN = 20_000  # characters; published ones stay below 1,000
+
+
+def check_pattern(pattern: str) -> None:
+    """Refuse what could take too much time or memory before its time can be measured.
+
+    Raises: ValueError for a pattern that is too long, counts too far, or calls itself.
+    """
+    if len(pattern) > LONGEST_PATTERN:
+        start = f"{pattern[:40]!r}..., {len(pattern):,} characters"
+        raise ValueError(f"the pattern {start}, is too long: at most {LONGEST_PATTERN:,} are read")
+    if re.search(r"\(\?([+-]?[R0]|[\w-]*x)", pattern):  # (?x): counts would hide in white space
+        raise ValueError(f"{pattern!r:.90} calls itself, or is verbose: not supported")
+    counts = [int(count[:20]) for count in re.findall(r"\{(?:\d*,)?(\d+),?\}", pattern)]
+    great = math.prod(count for count in counts if count > 9)  # 9: not \p{N}{1,3}
+    if great >= 1000 or len(pattern) * math.prod(counts) > 100_000:  # as if each held the next
+        raise ValueError(f"{pattern!r:.90} counts to {max(counts)}: it would take too much memory")
+
 
 class SeveralPatterns(PreTokenizer):
     """Cut text by several patterns in turn: each cuts what the one before has left.
@@ -49,6 +74,8 @@ class SeveralPatterns(PreTokenizer):
         self.pattern: tuple[str, ...] = (*patterns,)
         if not self.pattern or not all(isinstance(pattern, str) for pattern in self.pattern):
             raise ValueError(f"patterns should be one string or several, not {patterns!r}")
+        if sum(map(len, self.pattern)) > LONGEST_PATTERN:
+            check_pattern("".join(self.pattern))
         steps = [PreTokenizer(pattern) for pattern in self.pattern]
         self._cuts = [
             regex.compile(step.pattern).findall  # leaves nothing out

@@ -292,6 +292,10 @@ LATER = lists(tokenizer_of(), 320, "gpt-2")["tokenizer.ggml.merges"][1:]  # with
         ({"eos_token_id": [1, 2]}, "eos_token_id must be the id of a token, not [1, 2]"),
         ({"tokens": ["!"] * 320}, "the token '!' is there twice, as 0 and as 1"),
         ({"tokens": [chr(0x6F22 + i) for i in range(320)]}, "is not spelled in bytes"),
+        (
+            {"tokens": [*map(chr, range(33, 100)), "a" * 60_000, *map("x{}".format, range(252))]},
+            "is too long",
+        ),
         ({"tokens": ["a"] * 319}, "319 tokens do not fit the 320 rows of token_embd.weight"),
     ],
 )

@@ -1,6 +1,8 @@
 """The check of a list of merges: as strict as merging every token anew, and right about ids."""
 
 import random
+import time
+import tracemalloc
 from collections import defaultdict
 
 import pytest
@@ -144,3 +146,31 @@ def test_an_unknown_merge_at_the_very_beginning():
     with pytest.raises(ValueError, match=r"merge of b'a' and b'b' is not in the vocabulary"):
         check_merges(BYTES | {b"ac": 256}, merges)
     check_merges(BYTES | {b"ac": 256}, merges[1:])
+
+
+@pytest.mark.parametrize("token", ["a" * 60_000, b"a" * 60_000, "ab" * 501])
+@pytest.mark.parametrize("whole_words", [True, False])
+def test_a_token_of_great_length_is_refused_at_once(token, whole_words):
+    letters = {token[i : i + 1]: i for i in range(2)}
+    tracemalloc.start()
+    with pytest.raises(ValueError, match="is too long: at most 1,000 are read") as found:
+        check_merges({**letters, token: 300}, [], whole_words=whole_words)
+    assert tracemalloc.get_traced_memory()[1] < 1 << 20 and len(str(found.value)) < 150
+    tracemalloc.stop()
+    check_merges({**letters, token[:1000]: 300}, [], whole_words=True)
+
+
+def test_all_ways_to_cut_a_token_are_found_without_keeping_all_halves():
+    tracemalloc.start()
+    assert splits("a" * 20_000 + "b", {"a": 0, "a" * 20_000: 1, "b": 2}) == [("a" * 20_000, "b")]
+    assert tracemalloc.get_traced_memory()[1] < 10 << 20
+    tracemalloc.stop()
+
+
+def test_many_tokens_that_no_merge_makes_are_not_looked_for_in_each_other():
+    ranks = BYTES | {b"aaa%06d" % i: 256 + i for i in range(20_000)}
+    start = time.process_time()
+    check_merges(ranks, [], whole_words=True)
+    with pytest.raises(ValueError, match="no merge makes the token b'aaa000000'"):
+        check_merges(ranks, [])
+    assert time.process_time() - start < 10  # each in each of the others: a minute

@@ -10,12 +10,14 @@ import tiktoken
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from minillm.tokenizer import pretokenizer
 from minillm.tokenizer.pretokenizer import (
     GPT2_PATTERN,
     GPT4_PATTERN,
     LLAMA3_PATTERN,
     QWEN2_PATTERN,
     PreTokenizer,
+    make_pre_tokenizer,
     well_formed,
 )
 
@@ -114,6 +116,86 @@ NESTED = "(?:" * 3000 + "a" + ")" * 3000
 def test_a_pattern_too_large_to_compile_is_refused(pattern):
     with pytest.raises(ValueError, match=r"too much memory|not a regular expression"):
         PreTokenizer(pattern)
+
+
+def nested(count, times, inner="a"):
+    return "(?:" * times + inner + f"){count}" * times + "|."
+
+
+# What would take gigabytes or minutes before a single character is read, and what of it is said.
+GREAT = {
+    "small counts": (nested("{9}", 9), "too much memory"),
+    "small counts of dots": (nested("{9}", 9, "."), "too much memory"),
+    "small counts of a long text": (nested("{9}", 4, "[ab]" * 2400), "too much memory"),
+    "small counts of what may be there": (nested("{9}", 4, "(?:a?|bb|c)" * 800), "too much memory"),
+    "counts and white space": ("(?x)(?:(?:a{9 99}){99 9}){ 999 }|.", "is verbose"),
+    "white space in a group": ("(?ix:(?:a{ 999 }){ 999 })|.", "is verbose"),
+    "white space in version 1": ("(?V1x)(?:a{ 999 }){ 999 }|.", "is verbose"),
+    "a count of many digits": ("a{" + "9" * 5000 + "}", "too much memory"),
+    "itself": ("(?R)|.", "calls itself"),
+    "itself within": ("(?:(?R)|a)|.", "calls itself"),
+    "itself by number": ("(?0)|a", "calls itself"),
+    "itself from here": ("(?-0)|a", "calls itself"),
+    "a group by number": ("(a(?1)?)|.", "captures groups"),
+    "a group by name": ("(?P<x>a(?&x)?)|.", "captures groups"),
+    "many alternatives": ("|".join(f"a{i}" for i in range(20_000)), "too long: at most 20,000"),
+    "one alternative, often": ("|".join(["a" * 50] * 20_000), "too long: at most 20,000"),
+    "many letters": ("a|" * 500_000 + ".", "too long: at most 20,000"),
+    "many sets": ("[ab]" * 250_000, "too long: at most 20,000"),
+    "many sets of any case": ("(?i)" + "[\0-\U0010ffff]" * 9999, "too long: at most 20,000"),
+    "brackets": ("(" * 9999, "not a regular expression"),
+    "sets in sets": ("(?V1)" + "[" * 500 + "a" + "]" * 500, "not a regular expression"),
+}
+
+
+@pytest.mark.parametrize("how", GREAT)
+def test_a_strangers_pattern_costs_little_before_it_is_used(how):
+    pattern, message = GREAT[how]
+    for make in (PreTokenizer, lambda pattern: make_pre_tokenizer([r"\p{N}", pattern])):
+        with pytest.raises(ValueError, match=message) as found:
+            make(pattern)
+        assert len(str(found.value)) < 300 or "not a regular" in message or "groups" in message
+
+
+def test_of_several_patterns_the_sum_counts():
+    with pytest.raises(ValueError, match="too long: at most 20,000"):
+        make_pre_tokenizer([f"a{i}" for i in range(5000)])
+
+
+# Each takes years on the text, or memory without end; all within the time of one text.
+SLOW = {
+    "a letter or two": "(?:a|aa)+$|.",
+    "the same twice": "(?:a|a)+$|.",
+    "stars of stars": "(?:a*)*b|.",
+    "five stars": "a*a*a*a*a*b|.",
+    "lazy stars": "a*?a*?a*?a*?b|.",
+    "one or more of one or more": "(?:a+)+b|.",
+    "small counts": "(?:a{0,30}){0,30}b|.",
+    "nothing, or a letter": "(?:|a)*b|.",
+    "each may be there, in turn": "(?:" * 90 + "a" + ")?" * 90 + "b|.",
+    "many dots": ".*" * 4900 + "!!|.",
+    "clusters": r"(?:\X\X?)+!!|.",
+    "a look ahead": "(?=(?:a|aa)+b)c|.",
+    "no look ahead": "(?:(?!(?:a|aa)+b).)+|.",
+    "looks behind": "(?<=" + "a?" * 4900 + ")b|.",
+    "a condition": "(?(?=a)(?:a|aa)+b|.)|.",
+    "one of two branches": "(?|a|aa)+b|.",
+    "posix": "(?p)(?:a|ab|aa)+!!|.",
+    "nearly": "(?:" + "a?" * 50 + "b){e}|.",
+    "the best of nearly": "(?be)(?:(?:a|aa)+b){e<=9}|.",
+    "version 1": "(?V1)(?:a|aa)+$|.",
+    "any alphabet": "(?a:(?:a|aa)+b)|(?u:(?:a|aa)+c)|.",
+}
+
+
+@pytest.mark.parametrize("how", SLOW)
+def test_a_strangers_pattern_is_stopped(how, monkeypatch):
+    monkeypatch.setattr(pretokenizer, "SECONDS_A_CHARACTER", -0.95 / 4001)  # 0.05 s in all
+    pre = PreTokenizer(SLOW[how])
+    start = time.process_time()
+    with pytest.raises(ValueError, match="takes forever on 'aaaa"):
+        pre.words("a" * 4000 + "!")
+    assert time.process_time() - start < 20
 
 
 def characters_of(name, text):
