@@ -1,6 +1,6 @@
 """The model: decoder layers in a stack, and a causal language model on top.
 
-Notebook 10 assembles them from the pieces of notebooks 03 to 07. Modules are named as in Hugging
+Notebook 10 assembles them from the pieces of notebooks 03 to 08. Modules are named as in Hugging
 Face's Llama, so that the weights of Llama-like checkpoints load with no renaming.
 """
 

@@ -28,7 +28,7 @@ STACK = [
     (8.05, "norm", "06", GREEN),
     (8.95, "feed-forward", "06", GREEN),
     (10.9, "norm, head: token scores", "06, 03", BLUE),
-    (12.0, "sampler: one token is drawn", "08", BLUE),
+    (12.0, "sampler: one token is drawn", "09", BLUE),
     (13.1, "text, one token longer", "", "white"),
 ]
 SUMS = [(3.05, 7.15), (7.55, 9.75)]  # where a branch leaves the stream, and where it is added
@@ -36,22 +36,22 @@ SUMS = [(3.05, 7.15), (7.55, 9.75)]  # where a branch leaves the stream, and whe
 # around the model: left edge, height, name, chapter, what it is for
 AROUND = [
     (-7.6, 12.0, "n-grams", "01", "a text's probability;\nthe floor that no model beats"),
-    (-7.6, 8.95, "training", "09", "a loss, its gradient,\na step for every weight"),
-    (-7.6, 6.45, "KV cache", "07", "keys and values are kept,\nso the past is not computed again"),
+    (-7.6, 8.95, "training", "07", "a loss, its gradient,\na step for every weight"),
+    (-7.6, 6.45, "KV cache", "08", "keys and values are kept,\nso the past is not computed again"),
     (-7.6, 2.2, "preparation", "00", "tensors, gradients, modules"),
 ]
 
 # the shelf behind each part: height, what stands there
 DEEPER = [
     (12.0, "01  the story language"),
-    (11.3, "08  best path · speculative decoding · fast sampling"),
+    (11.3, "09  best path · speculative decoding · fast sampling"),
     (
         10.3,
         "10  families · fast decoding · exact targets ·\n      GGUF files · chat · a real model",
     ),
-    (8.95, "09  gradients · optimizers · data sources ·\n      runs that survive · many processes"),
+    (8.95, "07  gradients · optimizers · data sources ·\n      runs that survive · many processes"),
     (7.0, "03  flash attention"),
-    (6.3, "07  serving caches · roofline"),
+    (6.3, "08  serving caches · roofline"),
     (5.55, "05  long contexts"),
     (4.65, "04  latent attention"),
     (1.1, "02  fast BPE · tokenizer files · chat templates"),

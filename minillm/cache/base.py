@@ -1,10 +1,10 @@
 """Caches of keys and values: what all kinds agree on, the kind that grows, and whole caches.
 
 A model asks `key_positions` before each forward pass, builds its mask from them, and hands each of
-its layers `cache[i]`. Explained in notebook 07.
+its layers `cache[i]`. Explained in notebook 08.
 """
 
-# Built from notebooks/07_cache.ipynb: edit there, then make build.
+# Built from notebooks/08_cache.ipynb: edit there, then make build.
 
 import copy
 import importlib

@@ -1,9 +1,9 @@
 """Paging: keys and values in blocks anywhere in a pool, as an operating system keeps its memory.
 
-Explained in notebooks/deeper/07_serving_caches.ipynb; vLLM does it for real.
+Explained in notebooks/deeper/08_serving_caches.ipynb; vLLM does it for real.
 """
 
-# Built from notebooks/deeper/07_serving_caches.ipynb: edit there, then make build.
+# Built from notebooks/deeper/08_serving_caches.ipynb: edit there, then make build.
 
 import copy
 from collections.abc import Sequence

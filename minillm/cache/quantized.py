@@ -1,9 +1,9 @@
 """A cache in int8, with a scale for each token and head.
 
-Explained in notebooks/deeper/07_serving_caches.ipynb.
+Explained in notebooks/deeper/08_serving_caches.ipynb.
 """
 
-# Built from notebooks/deeper/07_serving_caches.ipynb: edit there, then make build.
+# Built from notebooks/deeper/08_serving_caches.ipynb: edit there, then make build.
 
 import torch
 from torch import Tensor

@@ -1,9 +1,9 @@
 """A cache that keeps the last positions only: a ring for sliding windows.
 
-Explained in notebooks/deeper/07_serving_caches.ipynb.
+Explained in notebooks/deeper/08_serving_caches.ipynb.
 """
 
-# Built from notebooks/deeper/07_serving_caches.ipynb: edit there, then make build.
+# Built from notebooks/deeper/08_serving_caches.ipynb: edit there, then make build.
 
 from typing import Any
 

@@ -1,9 +1,9 @@
 """A cache whose buffers never grow: fixed slots, fit for compiled decoding.
 
-Explained in notebooks/deeper/07_serving_caches.ipynb.
+Explained in notebooks/deeper/08_serving_caches.ipynb.
 """
 
-# Built from notebooks/deeper/07_serving_caches.ipynb: edit there, then make build.
+# Built from notebooks/deeper/08_serving_caches.ipynb: edit there, then make build.
 
 import copy
 from typing import Any

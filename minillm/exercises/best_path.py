@@ -44,7 +44,7 @@ def _long_text() -> tuple[str, Pairs, float]:
 
 
 @exercise(
-    "08_best_path.1",
+    "09_best_path.1",
     "what must you know about a path to a place, besides its probability, to continue it?",
     "what the future asks about belongs in the state: here the place and the last word",
 )
@@ -92,7 +92,7 @@ def segment(answer: Callable[[str, Pairs], list[str]]) -> str | None:
 
 
 @exercise(
-    "08_best_path.2",
+    "09_best_path.2",
     "how many cuts reach a place, if you know how many reach each place before it?",
     "with sums instead of maxima the same loop counts paths, or adds their probabilities",
 )

@@ -1,4 +1,4 @@
-"""Graders of notebook 07: a cached head, what it costs, lost positions, ends in a batch, reuse."""
+"""Graders of notebook 08: a cached head, what it costs, lost positions, ends in a batch, reuse."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ MISTAKES = {
 
 
 @exercise(
-    "07.1",
+    "08.1",
     "which two tensors of earlier positions does a new query need, and at which position does it "
     "stand?",
     "keys and values are all that has to stay (keys kept turned are turned only once); queries are "
@@ -143,7 +143,7 @@ HINTS: dict[tuple[str, Any], str] = {
 
 
 @exercise(
-    "07.2",
+    "08.2",
     "go through three steps on paper: what goes into the model, what is in the cache before and "
     "after?",
     "with a cache each position is computed once, and the last token drawn is never read",
@@ -190,7 +190,7 @@ class _Written:
 
 
 @exercise(
-    "07.3",
+    "08.3",
     "try prompts of one token and of four: where does the second call say that its token stands?",
     "only the cache knows how much is past; a prompt of one token hides the mistake",
 )
@@ -243,7 +243,7 @@ class _NoLoops(TorchFunctionMode):
 
 
 @exercise(
-    "07.4",
+    "08.4",
     "how many ends has a row had *before* each of its tokens?",
     "a running count along the time says what comes after the first end; the count along the "
     "batch would mix texts",
@@ -319,7 +319,7 @@ CHATS: tuple[tuple[list[int], list[int]], ...] = (
 
 
 @exercise(
-    "07.5",
+    "08.5",
     "what do `held` and `ids` have in common, and how little may the model read to give logits?",
     "a cache can be cut back to what two texts have in common; this is how chats are served",
 )

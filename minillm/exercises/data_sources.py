@@ -1,4 +1,4 @@
-"""Graders of 09_data_sources: first fit, a shuffled stream that resumes, shares to predict."""
+"""Graders of 07_data_sources: first fit, a shuffled stream that resumes, shares to predict."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ OTHER_WAYS: list[tuple[Callable[[list[int], int], list[list[int]]], str]] = [
 
 
 @exercise(
-    "09_data_sources.1",
+    "07_data_sources.1",
     "put the longest first, each into the first row that has room; open a row if none has",
     "the long ones open rows, the short ones fill their gaps; nothing is cut",
 )
@@ -131,7 +131,7 @@ class _Counting:
 
 
 @exercise(
-    "09_data_sources.2",
+    "07_data_sources.2",
     "draw a buffer, shuffle it by a seed of its own, and keep where the stream stood before it",
     "the place is the stream's place before the buffer, and how many were taken from it",
 )
@@ -224,7 +224,7 @@ _SLIPS: dict[str, list[tuple[float, str]]] = {
 
 
 @exercise(
-    "09_data_sources.3",
+    "07_data_sources.3",
     "count targets: what follows the first end token, up to and with the last",
     "random windows leave e to the minus epochs unseen; packing turned half padding into none",
 )

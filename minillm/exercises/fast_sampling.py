@@ -1,4 +1,4 @@
-"""Graders of 08_fast_sampling: the nucleus by hand, the bucket in which p is crossed."""
+"""Graders of 09_fast_sampling: the nucleus by hand, the bucket in which p is crossed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ ROWS = ([0.5, 0.3, 0.16, 0.02, 0.02], [0.01, 0.02, 0.07, 0.9], [0.2, 0.5, 0.05, 
 
 
 @exercise(
-    "08_fast_sampling.1",
+    "09_fast_sampling.1",
     "take the best tokens first; when may you stop?",
     "the token with which the sum reaches p is part of the nucleus, so it is never empty",
 )
@@ -40,7 +40,7 @@ def nucleus(answer: Callable[[list[float], float], Sequence[int]]) -> str | None
 
 
 @exercise(
-    "08_fast_sampling.2",
+    "09_fast_sampling.2",
     "add up from the best bucket; which one makes the sum reach p?",
     "one pass over the sums says which bucket alone has to be sorted",
 )

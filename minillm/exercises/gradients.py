@@ -1,4 +1,4 @@
-"""Graders of deeper/09_gradients: the scores of attention, an RMS norm."""
+"""Graders of deeper/07_gradients: the scores of attention, an RMS norm."""
 
 import math
 from collections.abc import Callable
@@ -13,7 +13,7 @@ __all__: list[str] = []
 
 
 @exercise(
-    "09_gradients.1",
+    "07_gradients.1",
     "which row or column of d_scores does query t see, and which does key s see?",
     "a product's gradient goes to each factor through the other one; key s collects a column",
 )
@@ -54,7 +54,7 @@ def _score_gradients(answer: Callable[..., tuple[Tensor, Tensor]]) -> str | None
 
 
 @exercise(
-    "09_gradients.2",
+    "07_gradients.2",
     "each number of x goes into y twice: directly, and through r",
     "a norm's gradient has nothing along x itself: making x longer changes (almost) nothing",
 )

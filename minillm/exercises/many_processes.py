@@ -1,4 +1,4 @@
-"""Graders of 09_many_processes: gradients put together, a ring the other way, bytes."""
+"""Graders of 07_many_processes: gradients put together, a ring the other way, bytes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from minillm.exercises import as_given, exercise
 
 
 @exercise(
-    "09_many_processes.1",
+    "07_many_processes.1",
     "give the gradient of the mean loss over the targets of all processes",
     "a process counts as much as it has targets; with equal counts that is the plain mean",
 )
@@ -90,7 +90,7 @@ def _simulate(send: Callable[[int, int, int], int], size: int) -> str | None:
 
 
 @exercise(
-    "09_many_processes.2",
+    "07_many_processes.2",
     "in each round, send on the chunk that came in the round before, from the right",
     "a sum travels one place a round, and each process completes one chunk of its own",
 )
@@ -145,7 +145,7 @@ _SLIPS: dict[str, dict[float, str]] = {
 
 
 @exercise(
-    "09_many_processes.3",
+    "07_many_processes.3",
     "count the bytes of a parameter, then who holds or sends which part of them",
     "FSDP trades memory, divided by N, for half as much traffic again",
 )

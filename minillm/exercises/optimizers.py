@@ -1,4 +1,4 @@
-"""Graders of deeper/09_optimizers: a step of AdamW, a matrix with singular values alike."""
+"""Graders of deeper/07_optimizers: a step of AdamW, a matrix with singular values alike."""
 
 from collections.abc import Callable
 from typing import Any
@@ -44,7 +44,7 @@ SLIPS = {
 
 
 @exercise(
-    "09_optimizers.1",
+    "07_optimizers.1",
     "two running averages, two corrections, one division; and what happens to p besides?",
     "a running average, its correction, a division and a decay of its own: that is all of AdamW",
 )
@@ -75,7 +75,7 @@ def _adamw_step(answer: Callable[..., Any]) -> str | None:
 
 
 @exercise(
-    "09_optimizers.2",
+    "07_optimizers.2",
     "divide by the norm, then five times the same products; which side makes the smaller A?",
     "products of matrices alone change the singular values and leave their directions",
 )

@@ -1,4 +1,4 @@
-"""Graders of 07_roofline: intensities, the least time of a step, how many texts at once."""
+"""Graders of 08_roofline: intensities, the least time of a step, how many texts at once."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ INTENSITY = {
 
 
 @exercise(
-    "07_roofline.1",
+    "08_roofline.1",
     "how often is each number fetched, and for how many multiplications and additions is it used?",
     "whatever shares one reading of the weights raises the intensity: texts, tokens, fewer bytes",
 )
@@ -60,7 +60,7 @@ def _least(texts: int, context: int, chip: dict[str, float]) -> float:
 
 
 @exercise(
-    "07_roofline.2",
+    "08_roofline.2",
     "what must be fetched once, what for each text, and which of the two limits holds?",
     "the slower of reading and computing sets the pace; the weights count once per step",
 )
@@ -96,7 +96,7 @@ def _step_seconds(answer: Callable[..., float]) -> str | None:
 
 
 @exercise(
-    "07_roofline.3",
+    "08_roofline.3",
     "three things limit the number of texts: reading in time, computing in time, and memory",
     "with long texts memory and its speed decide, and arithmetic hardly ever",
 )

@@ -1,4 +1,4 @@
-"""Graders of 09_runs_that_survive: a snapshot, a file whole or not at all, what a kill leaves."""
+"""Graders of 07_runs_that_survive: a snapshot, a file whole or not at all, what a kill leaves."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def _moments(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
 
 
 @exercise(
-    "09_runs_that_survive.1",
+    "07_runs_that_survive.1",
     "keep what the next step depends on, so that training on and going back can be repeated",
     "a snapshot is copies of weights, buffers and moments, and the state of the random numbers",
 )
@@ -161,7 +161,7 @@ class _Disk:
 
 
 @exercise(
-    "09_runs_that_survive.2",
+    "07_runs_that_survive.2",
     "replace a file's content so that a power cut at any moment leaves the old or the new",
     "beside, flush, fsync, rename: only the rename touches the name, and it is one step",
 )
@@ -223,7 +223,7 @@ _WHY = {
 
 
 @exercise(
-    "09_runs_that_survive.3",
+    "07_runs_that_survive.3",
     "write down where the newest checkpoint stands, then what lies after it",
     "a kill costs the steps since the last checkpoint, and their records, and nothing else",
 )

@@ -1,4 +1,4 @@
-"""Graders of notebook 08: a token by hand, predictions, a batch, stop strings, typical sampling."""
+"""Graders of notebook 09: a token by hand, predictions, a batch, stop strings, typical sampling."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def _walk(probs: Sequence[float], kept: Sequence[int], u: float, *, scale: bool 
 
 
 @exercise(
-    "08.1",
+    "09.1",
     "three steps: shape all probabilities, leave out the improbable, walk along what is left",
     "temperature is a power, the token that crosses p is kept, and what is left is rescaled",
 )
@@ -128,7 +128,7 @@ PREDICTIONS: dict[str, tuple[float, str]] = {
 
 
 @exercise(
-    "08.2",
+    "09.2",
     "fill in the eight numbers before you compute any of them",
     "cuts look at sums, ranks or ratios; heat shrinks ratios, so it lets more tokens through",
 )
@@ -163,7 +163,7 @@ def _batch(
 
 
 @exercise(
-    "08.3",
+    "09.3",
     "let rows end at different times, and compare each with the same row written alone",
     "a row keeps its number, its ids and its stream, whoever else is still in the batch",
 )
@@ -202,7 +202,7 @@ def write_batch(answer: Callable[..., list[list[int]]]) -> str | None:
 
 
 @exercise(
-    "08.4",
+    "09.4",
     "where one piece ends and the next begins must not matter",
     "tokens do not respect the borders of strings: search the joined text",
 )
@@ -247,7 +247,7 @@ def _typical_set(probs: Sequence[float], mass: float) -> list[int]:
 
 
 @exercise(
-    "08.5",
+    "09.5",
     "how surprising is each token, and how surprising are they on average? then proceed as top-p "
     "does, in another order",
     "the best token may fall out: a typical token surprises as much as tokens do on average",

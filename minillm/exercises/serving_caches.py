@@ -1,4 +1,4 @@
-"""Graders of 07_serving_caches: bytes of a cache, a ring's slots, attention sinks."""
+"""Graders of 08_serving_caches: bytes of a cache, a ring's slots, attention sinks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SHAPES = (
 
 
 @exercise(
-    "07_serving_caches.1",
+    "08_serving_caches.1",
     "what does one position leave behind in one layer, and how many positions are kept?",
     "keys and values of every layer and key head count, and a window caps the positions",
 )
@@ -52,7 +52,7 @@ def _cache_bytes(answer: Callable[..., int]) -> str | None:
 
 
 @exercise(
-    "07_serving_caches.2",
+    "08_serving_caches.2",
     "which positions are still there, and in which slot does each of them lie?",
     "a slot's position follows from the newest one alone, so a ring needs no table",
 )
@@ -79,7 +79,7 @@ def _ring_positions(answer: Callable[[int, int], Any]) -> str | None:
 
 
 @exercise(
-    "07_serving_caches.3",
+    "08_serving_caches.3",
     "which positions may be forgotten once the new ones are stored, and which must `update` still "
     "return?",
     "a layer that says which positions it holds can keep any set of them: the mask does the rest",

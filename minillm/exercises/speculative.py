@@ -1,4 +1,4 @@
-"""Graders of 08_speculative: the residual, chances of one guess, the best number of guesses."""
+"""Graders of 09_speculative: the residual, chances of one guess, the best number of guesses."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _positive(p: Sequence[float], q: Sequence[float]) -> list[float]:
 
 
 @exercise(
-    "08_speculative.1",
+    "09_speculative.1",
     "what must refusals add to what was accepted, so that p comes out?",
     "accepted guesses have given min(p, q) already; the residual gives what is missing to p",
 )
@@ -75,7 +75,7 @@ PREDICTIONS: dict[str, tuple[float, str]] = {
 
 
 @exercise(
-    "08_speculative.2",
+    "09_speculative.2",
     "fill in the six numbers; most need one line of arithmetic, one needs none",
     "the overlap says how fast, and what comes out is p, whatever the draft is",
 )
@@ -88,7 +88,7 @@ def _speed(a: float, K: int, c: float) -> float:
 
 
 @exercise(
-    "08_speculative.3",
+    "09_speculative.3",
     "write the speed as a function of K, then compare; what is the formula's value at a = 1?",
     "the better and cheaper the guesses, the more of them; a poor or dear draft is best left alone",
 )

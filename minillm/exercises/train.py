@@ -1,4 +1,4 @@
-"""Graders of notebook 09: targets, numbers to expect, accumulation, a loop, a source of batches."""
+"""Graders of notebook 07: targets, numbers to expect, accumulation, a loop, a source of batches."""
 
 import itertools
 import json
@@ -19,7 +19,7 @@ Batches = list[tuple[Tensor, Tensor]]
 
 
 @exercise(
-    "09.1",
+    "07.1",
     "which column has nothing after it, and which column does nobody predict?",
     "the shift and the label -100 are all that makes a batch out of rows",
 )
@@ -81,7 +81,7 @@ HINTS = dict(
 
 
 @exercise(
-    "09.2",
+    "07.2",
     "each number follows from one line of the page; none needs a run",
     "compare a real training with such numbers first: its first loss, its steps, its cost",
 )
@@ -109,7 +109,7 @@ def _expected(answer: Any) -> str | None:
 
 
 @exercise(
-    "09.3",
+    "07.3",
     "what must be known before the first backward pass, if each is to be divided by it?",
     "sums add up over batches, means do not; and one graph at a time is in memory",
 )
@@ -209,7 +209,7 @@ def _loop(
 
 
 @exercise(
-    "09.4",
+    "07.4",
     "read it line by line: what goes into the loss, and in which order are gradients used?",
     "logits, loss, clear, backward, clip, step: another order trains something else",
 )
@@ -257,7 +257,7 @@ def _find_the_mistakes(answer: Callable[[nn.Module, Any, Batches], float]) -> st
 
 
 @exercise(
-    "09.5",
+    "07.5",
     "if an epoch's order depends on the seed and the epoch alone, what is left to remember?",
     "an order that can be made again needs no memory: one count says where the source stands",
 )

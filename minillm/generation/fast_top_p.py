@@ -1,9 +1,9 @@
 """Top-p without sorting the vocabulary: tokens counted into buckets by their logit.
 
-Explained in notebooks/deeper/08_fast_sampling.ipynb.
+Explained in notebooks/deeper/09_fast_sampling.ipynb.
 """
 
-# Built from notebooks/deeper/08_fast_sampling.ipynb: edit there, then make build.
+# Built from notebooks/deeper/09_fast_sampling.ipynb: edit there, then make build.
 
 import math
 

@@ -1,10 +1,10 @@
 """Choosing the next token: penalties, temperature, top-k, top-p, min-p, and the draw.
 
 The logits processors are pure functions (B, V) -> (B, V) in which a forbidden token has the logit
--inf; `Sampler` chains them and draws, and its rows do not disturb each other. Notebook 08.
+-inf; `Sampler` chains them and draws, and its rows do not disturb each other. Notebook 09.
 """
 
-# Built from notebooks/08_sampling.ipynb: edit there, then make build.
+# Built from notebooks/09_sampling.ipynb: edit there, then make build.
 
 import math
 from collections.abc import Collection, Iterable, Sequence

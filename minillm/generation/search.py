@@ -1,9 +1,9 @@
 """Searching for the best sequence: the best cut of a text, beam search, and exhaustive search.
 
-Explained in notebooks/deeper/08_best_path.ipynb.
+Explained in notebooks/deeper/09_best_path.ipynb.
 """
 
-# Built from notebooks/deeper/08_best_path.ipynb: edit there, then make build.
+# Built from notebooks/deeper/09_best_path.ipynb: edit there, then make build.
 
 import math
 from collections.abc import Callable, Iterable, Mapping

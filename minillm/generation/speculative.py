@@ -1,9 +1,9 @@
 """Speculative generation: a small model guesses, the large one checks several guesses at once.
 
-Explained in notebooks/deeper/08_speculative.ipynb.
+Explained in notebooks/deeper/09_speculative.ipynb.
 """
 
-# Built from notebooks/deeper/08_speculative.ipynb: edit there, then make build.
+# Built from notebooks/deeper/09_speculative.ipynb: edit there, then make build.
 
 from collections.abc import Callable, Sequence
 

@@ -1,10 +1,10 @@
 """Checkpoints that are there whole or not at all: written aside, forced to disk, then renamed.
 
-Explained in deeper/09_runs_that_survive. Tensors are in safetensors files, everything else is JSON:
+Explained in deeper/07_runs_that_survive. Tensors are in safetensors files, everything else is JSON:
 nothing is unpickled.
 """
 
-# Built from notebooks/deeper/09_runs_that_survive.ipynb: edit there, then make build.
+# Built from notebooks/deeper/07_runs_that_survive.ipynb: edit there, then make build.
 
 import json
 import os

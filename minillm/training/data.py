@@ -1,9 +1,9 @@
 """Tokens for training: files mapped into memory, random windows, batches.
 
-Explained in deeper/09_data_sources.
+Explained in deeper/07_data_sources.
 """
 
-# Built from notebooks/deeper/09_data_sources.ipynb: edit there, then make build.
+# Built from notebooks/deeper/07_data_sources.ipynb: edit there, then make build.
 
 from collections.abc import Iterable
 from pathlib import Path

@@ -1,6 +1,6 @@
 """One process or many: process groups, data-parallel wrapping, checkpoints of a sharded model.
 
-Thin use of torch's own parts, for `minillm.training.trainer`; see deeper/09_many_processes.
+Thin use of torch's own parts, for `minillm.training.trainer`; see deeper/07_many_processes.
 Start with
 
     torchrun --nproc-per-node 2 -m minillm train ...

@@ -1,9 +1,9 @@
 """Whole documents for training: fresh stories, files, rows that begin with them.
 
-Explained in deeper/09_data_sources.
+Explained in deeper/07_data_sources.
 """
 
-# Built from notebooks/deeper/09_data_sources.ipynb: edit there, then make build.
+# Built from notebooks/deeper/07_data_sources.ipynb: edit there, then make build.
 
 import random
 import warnings

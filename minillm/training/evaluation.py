@@ -1,6 +1,6 @@
-"""Bits per byte of whole documents, and the bytes that each token stands for (notebook 09)."""
+"""Bits per byte of whole documents, and the bytes that each token stands for (notebook 07)."""
 
-# Built from notebooks/09_training.ipynb: edit there, then make build.
+# Built from notebooks/07_training.ipynb: edit there, then make build.
 
 import math
 from collections.abc import Sequence

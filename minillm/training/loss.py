@@ -1,6 +1,6 @@
-"""The loss of a batch, in nats, and its gradient, batch after batch (deeper/09_gradients)."""
+"""The loss of a batch, in nats, and its gradient, batch after batch (deeper/07_gradients)."""
 
-# Built from notebooks/deeper/09_gradients.ipynb: edit there, then make build.
+# Built from notebooks/deeper/07_gradients.ipynb: edit there, then make build.
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext

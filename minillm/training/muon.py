@@ -1,6 +1,6 @@
-"""Muon for matrices and AdamW for the rest, as one optimizer (deeper/09_optimizers)."""
+"""Muon for matrices and AdamW for the rest, as one optimizer (deeper/07_optimizers)."""
 
-# Built from notebooks/deeper/09_optimizers.ipynb: edit there, then make build.
+# Built from notebooks/deeper/07_optimizers.ipynb: edit there, then make build.
 
 import math
 from typing import Any

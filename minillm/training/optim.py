@@ -1,6 +1,6 @@
-"""What moves the weights: AdamW, the learning rate's schedule, gradient clipping (notebook 09)."""
+"""What moves the weights: AdamW, the learning rate's schedule, gradient clipping (notebook 07)."""
 
-# Built from notebooks/09_training.ipynb: edit there, then make build.
+# Built from notebooks/07_training.ipynb: edit there, then make build.
 
 import math
 from collections.abc import Iterable

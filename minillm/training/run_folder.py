@@ -1,9 +1,9 @@
 """The folder of a run: its metrics, and the rule that one run and one process own it.
 
-Explained in deeper/09_runs_that_survive.
+Explained in deeper/07_runs_that_survive.
 """
 
-# Built from notebooks/deeper/09_runs_that_survive.ipynb: edit there, then make build.
+# Built from notebooks/deeper/07_runs_that_survive.ipynb: edit there, then make build.
 
 import json
 import os

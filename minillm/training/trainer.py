@@ -1,9 +1,9 @@
 """The training loop: any model from ids to logits; survives a kill and resumes bit for bit.
 
-Explained in deeper/09_runs_that_survive.
+Explained in deeper/07_runs_that_survive.
 """
 
-# Built from notebooks/deeper/09_runs_that_survive.ipynb: edit there, then make build.
+# Built from notebooks/deeper/07_runs_that_survive.ipynb: edit there, then make build.
 
 import dataclasses
 import math
@@ -69,7 +69,7 @@ class TrainConfig:
     precision: Literal["float32", "bfloat16"] = "float32"
     compile: bool = False
     optimizer: Literal["adamw", "muon"] = "adamw"
-    fused: bool = True  # torch's AdamW in one kernel; False: the AdamW of notebook 09, same formula
+    fused: bool = True  # torch's AdamW in one kernel; False: the AdamW of notebook 07, same formula
     seed: int = 0
     parallel: Literal["ddp", "fsdp", "tensor"] = "ddp"  # under torchrun
     output_dir: str | None = None  # of checkpoints and metrics.jsonl; None: keep nothing

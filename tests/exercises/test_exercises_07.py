@@ -1,333 +1,390 @@
-"""Planted wrong answers of notebook 07, each with the sentence that it earns; and right ones."""
+"""The graders of notebook 07 accept the solutions and explain planted wrong answers."""
 
 import torch
+import torch.nn.functional as F
 
 from minillm.exercises import grade
-from minillm.nn.attention import attention
+from minillm.exercises.train import _loop
+from minillm.training.data import get_batch
 
 
-class Head:
-    """Right: the turned keys and the values, glued."""
-
-    def __init__(self, q_proj, k_proj, v_proj, rope):
-        self.parts, self.rope, self.kept = (q_proj, k_proj, v_proj), rope, None
-
-    @property
-    def past(self):
-        return 0 if self.kept is None else self.kept[0].shape[2]
-
-    def keep(self, k, v):
-        if self.kept is not None:
-            k, v = (torch.cat(pair, 2) for pair in zip(self.kept, (k, v), strict=True))
-        self.kept = k, v
-        return k, v
-
-    def mask(self, T, S):
-        return torch.ones(T, S, dtype=torch.bool).tril(S - T)
-
-    def first(self, T):
-        return self.past
-
-    def read(self, x):
-        T = x.shape[1]
-        first = self.first(T)
-        turn = self.rope(torch.arange(first, first + T)[None])
-        q, k, v = (part(x)[:, None] for part in self.parts)
-        k, v = self.keep(turn(k), v)
-        return attention(turn(q), k, v, mask=self.mask(T, k.shape[2]))[:, 0]
+def targets(rows, pad):
+    labels = rows[:, 1:].clone()
+    labels[labels == pad] = -100
+    return rows[:, :-1], labels
 
 
-class TurnsLate:
-    """Right: keys are kept plain, and turned each by its own position when they are read."""
-
-    def __init__(self, q_proj, k_proj, v_proj, rope):
-        self.parts, self.rope, self.k, self.v = (q_proj, k_proj, v_proj), rope, [], []
-
-    def read(self, x):
-        past, T = sum(k.shape[1] for k in self.k), x.shape[1]
-        q, k, v = (part(x) for part in self.parts)
-        self.k, self.v = [*self.k, k], [*self.v, v]
-        k, v = torch.cat(self.k, 1)[:, None], torch.cat(self.v, 1)[:, None]
-        positions = torch.arange(past + T)[None]
-        q, k = self.rope(positions[:, past:])(q[:, None]), self.rope(positions)(k)
-        return attention(q, k, v, is_causal=True)[:, 0]
+def in_place(rows, pad):
+    labels = rows[:, 1:]
+    labels[labels == pad] = -100
+    return rows[:, :-1], labels
 
 
-class Restarts(Head):
-    def first(self, T):
-        return 0
+def twice(rows, pad):
+    return rows[:, :-2], rows[:, 2:]
 
 
-class Unmasked(Head):
-    def mask(self, T, S):
-        return None
+def unmasked(rows, pad):
+    return rows[:, :-1], rows[:, 1:].clone()
 
 
-class Corner(Head):
-    def mask(self, T, S):
-        return torch.ones(T, S, dtype=torch.bool).tril()
+def copies(rows, pad):
+    labels = rows[:, :-1].clone()
+    labels[labels == pad] = -100
+    return rows[:, :-1], labels
 
 
-class EveryOutput(Head):
-    def read(self, x):
-        self.x = torch.cat((self.x, x), 1) if self.kept else x
-        self.kept = None
-        out = super().read(self.x)
-        return out
+def masked_inputs(rows, pad):
+    inputs, labels = targets(rows, pad)
+    return inputs.masked_fill(inputs == pad, -100), labels
 
 
-class Again(EveryOutput):
-    def read(self, x):
-        return super().read(x)[:, -x.shape[1] :]
+def fixed_pad(rows, pad):
+    return targets(rows, 2)
 
 
-class Shared(Head):
-    store = {}  # noqa: RUF012 (the mistake)
-
-    @property
-    def kept(self):
-        return self.store.get(self.parts[0])
-
-    @kept.setter
-    def kept(self, value):
-        if value is not None:
-            self.store[self.parts[0]] = value
+def total_loss(model, batch, reduction):
+    return F.cross_entropy(model(batch[0]).flatten(0, 1), batch[1].flatten(), reduction=reduction)
 
 
-class OfTheClass(Head):
-    """Keeps in the class what belongs to the object."""
-
-    kept = None
-
-    def __init__(self, q_proj, k_proj, v_proj, rope):
-        self.parts, self.rope = (q_proj, k_proj, v_proj), rope
-
-    def keep(self, k, v):
-        OfTheClass.kept = super().keep(k, v)
-        del self.kept
-        return OfTheClass.kept
+def accumulate(model, batches):
+    count = sum(int((y != -100).sum()) for _, y in batches)
+    model.zero_grad()
+    total = 0.0
+    for batch in batches:
+        loss = total_loss(model, batch, "sum") / count
+        loss.backward()
+        total += loss.item()
+    return total
 
 
-class Unturned(Head):
-    """Keeps plain keys, and turns all of them by the positions of the new ones."""
-
-    def read(self, x):
-        T = x.shape[1]
-        turn = self.rope(torch.arange(self.past, self.past + T)[None])
-        q, k, v = (part(x)[:, None] for part in self.parts)
-        k, v = self.keep(k, v)
-        return attention(turn(q), k, v, mask=self.mask(T, k.shape[2]))[:, 0]
+def mean_of_means(model, batches):
+    model.zero_grad()
+    losses = [total_loss(model, batch, "mean") / len(batches) for batch in batches]
+    torch.stack(losses).sum().backward()
+    return sum(loss.item() for loss in losses)
 
 
-PREDICTED = {
-    "positions computed without a cache": 2190,
-    "positions computed with a cache": 119,
-    "positions in the cache at the end": 119,
-    "mask of the last step": (1, 119),
-    "bytes of the cache at the end": 91_392,
+def undivided(model, batches):
+    model.zero_grad()
+    for batch in batches:
+        total_loss(model, batch, "sum").backward()
+    return 0.0
+
+
+def all_positions(model, batches):
+    model.zero_grad()
+    for batch in batches:
+        (total_loss(model, batch, "sum") / sum(y.numel() for _, y in batches)).backward()
+    return 0.0
+
+
+def one_large_batch(model, batches):
+    model.zero_grad()
+    loss = total_loss(
+        model, tuple(torch.cat(parts) for parts in zip(*batches, strict=True)), "mean"
+    )
+    loss.backward()
+    return loss.item()
+
+
+def keeps_old(model, batches):
+    count = sum(int((y != -100).sum()) for _, y in batches)
+    total = 0.0
+    for batch in batches:
+        loss = total_loss(model, batch, "sum") / count
+        loss.backward()
+        total += loss.item()
+    return total
+
+
+def wrong_loss(model, batches):
+    return accumulate(model, batches) * 2
+
+
+def one_backward(model, batches):
+    """Right gradients, but all graphs are in memory at once."""
+    count = sum(int((y != -100).sum()) for _, y in batches)
+    model.zero_grad()
+    loss = torch.stack([total_loss(model, batch, "sum") for batch in batches]).sum() / count
+    loss.backward()
+    return loss.item()
+
+
+def divided_last(model, batches):
+    """As right: sums first, one division of all gradients at the end (a count in a tensor)."""
+    model.zero_grad()
+    total, count = 0.0, torch.zeros((), dtype=torch.long)
+    for batch in batches:
+        loss = total_loss(model, batch, "sum")
+        loss.backward()
+        total, count = total + loss.item(), count + (batch[1] != -100).sum()
+    for p in model.parameters():
+        p.grad /= count
+    return total / count
+
+
+def no_return(model, batches):
+    accumulate(model, batches)
+
+
+EXPECTED = {
+    "first loss, all logits near 0 (nats)": 7.6,
+    "loss of a model that is always torn between two tokens, both equally likely (nats)": 0.69,
+    "slope for the target's logit, when its probability is 0.25 (one token)": -0.75,
+    "sum of the slopes for all 2,000 logits of a token": 0,
+    "FLOPs to train on 1,000 tokens, without attention's reading": 6_000_000_000,
+    "AdamW's first step at rate 0.001 for a slope of 50, no decay (its size)": 1e-3,
+    "joint length 5 clipped to 1: what becomes of a slope of 2": 0.4,
+}
+QUESTIONS = list(EXPECTED)
+
+
+def test_the_expected_numbers_are_those_of_the_parts():
+    from minillm.training.optim import AdamW, clip_grad_norm
+
+    logits = torch.zeros(1, 2000, dtype=torch.float64, requires_grad=True)
+    loss = F.cross_entropy(logits, torch.tensor([7]))
+    loss.backward()
+    assert abs(loss.item() - EXPECTED[QUESTIONS[0]]) < 0.01
+    assert abs(logits.grad.sum().item() - EXPECTED[QUESTIONS[3]]) < 1e-12
+    p = torch.nn.Parameter(torch.zeros(1))
+    p.grad = torch.full((1,), 50.0)
+    AdamW([p], lr=0.001, weight_decay=0.0).step()
+    assert abs(abs(p.item()) - EXPECTED[QUESTIONS[5]]) < 1e-6
+    p = torch.nn.Parameter(torch.zeros(3))
+    p.grad = torch.tensor([2.0, 4.0, 5.0**0.5])  # of length 5
+    clip_grad_norm([p], 1.0)
+    assert abs(p.grad[0].item() - EXPECTED[QUESTIONS[6]]) < 1e-5
+
+
+def train_right(model, optimizer, batches):
+    for inputs, targets in batches:
+        loss = F.cross_entropy(model(inputs).flatten(0, 1), targets.flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+    return loss.item()
+
+
+def cleared_after(model, optimizer, batches):
+    """As right: cleared after each step, the loss by hand."""
+    from minillm.training.optim import clip_grad_norm
+
+    for inputs, targets in batches:
+        loss = F.cross_entropy(model(inputs).mT, targets)
+        loss.backward()
+        clip_grad_norm(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+    return loss
+
+
+def with_mistakes(*mistakes):
+    return lambda *given: _loop(*given, mistakes)
+
+
+def clipped_one_by_one(model, optimizer, batches):
+    for inputs, targets in batches:
+        loss = F.cross_entropy(model(inputs).mT, targets)
+        optimizer.zero_grad()
+        loss.backward()
+        for p in model.parameters():
+            torch.nn.utils.clip_grad_norm_([p], 1.0)
+        optimizer.step()
+    return loss.item()
+
+
+def cleared_too_late(model, optimizer, batches):
+    for inputs, targets in batches:
+        loss = F.cross_entropy(model(inputs).mT, targets)
+        loss.backward()
+        optimizer.zero_grad()
+        optimizer.step()
+    return loss.item()
+
+
+def two_steps(model, optimizer, batches):
+    train_right(model, optimizer, batches)
+    return train_right(model, optimizer, batches)
+
+
+def returns_nothing(model, optimizer, batches):
+    train_right(model, optimizer, batches)
+
+
+class EpochBatches:
+    """The solution: window i of epoch e is a permutation that depends on (seed, e) alone."""
+
+    reshuffle = True
+
+    def __init__(self, tokens, batch_size, context_length, seed):
+        self.tokens, self.size, self.length = tokens, batch_size, context_length
+        self.seed, self.index = seed, 0
+        self.windows = (len(tokens) - 1) // context_length
+
+    def order(self, epoch):
+        generator = torch.Generator().manual_seed(self.seed * 10_000 + epoch * self.reshuffle)
+        return torch.randperm(self.windows, generator=generator)
+
+    def __next__(self):
+        rows = []
+        for _ in range(self.size):
+            epoch, place = divmod(self.index, self.windows)
+            start = int(self.order(epoch)[place]) * self.length
+            rows.append(self.tokens[start : start + self.length + 1])
+            self.index += 1
+        rows = torch.stack(rows)
+        return rows[:, :-1], rows[:, 1:]
+
+    def state_dict(self):
+        return {"index": self.index}
+
+    def load_state_dict(self, state):
+        self.index = state["index"]
+
+
+class SameOrder(EpochBatches):
+    reshuffle = False
+
+
+class InOrder(EpochBatches):
+    def order(self, epoch):
+        return torch.arange(self.windows)
+
+
+class Random(EpochBatches):
+    def __next__(self):
+        self.index += 1
+        generator = torch.Generator().manual_seed(self.seed + self.index)
+        return get_batch(self.tokens, self.size, self.length, generator=generator)
+
+
+class Forgetful(EpochBatches):
+    def load_state_dict(self, state):
+        pass
+
+
+class TensorState(EpochBatches):
+    def state_dict(self):
+        return {"index": torch.tensor(self.index)}
+
+
+class OnlyEpoch(EpochBatches):
+    def state_dict(self):
+        return {"index": self.index // self.windows * self.windows}
+
+
+class Unseeded(EpochBatches):
+    made = 0
+
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        Unseeded.made += 1  # as a generator of its own would that nobody seeded
+        self.seed += 100 * Unseeded.made
+
+
+class NoSeed(EpochBatches):
+    def order(self, epoch):
+        return torch.randperm(self.windows, generator=torch.Generator().manual_seed(epoch))
+
+
+class TooMany(EpochBatches):
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        self.windows = len(self.tokens) // self.length
+
+
+class Places(EpochBatches):
+    def __init__(self, tokens, *arguments):
+        super().__init__(torch.arange(len(tokens)) + 2000, *arguments)
+
+
+class Apart(EpochBatches):
+    """Windows that share no token."""
+
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        self.windows = len(self.tokens) // (self.length + 1)
+
+    def __next__(self):
+        rows = []
+        for _ in range(self.size):
+            epoch, place = divmod(self.index, self.windows)
+            start = int(self.order(epoch)[place]) * (self.length + 1)
+            rows.append(self.tokens[start : start + self.length + 1])
+            self.index += 1
+        rows = torch.stack(rows)
+        return rows[:, :-1], rows[:, 1:]
+
+
+class Unshifted(EpochBatches):
+    def __next__(self):
+        x, _ = super().__next__()
+        return x, x
+
+
+RIGHT = {
+    "07.1": targets,
+    "07.2": EXPECTED,
+    "07.3": accumulate,
+    "07.4": train_right,
+    "07.5": EpochBatches,
 }
 
 
-def mended(model, cache, ids, num_new):
-    new = ids
-    for _ in range(num_new):
-        logits = model(new, cache, first=cache.length)
-        new = logits[:, -1:].argmax(-1)
-        ids = torch.cat((ids, new), dim=1)
-    return ids
-
-
-def broken(model, cache, ids, num_new):
-    new = ids
-    for step in range(num_new):
-        logits = model(new, cache, first=step)
-        new = logits[:, -1:].argmax(-1)
-        ids = torch.cat((ids, new), dim=1)
-    return ids
-
-
-def cold_only(model, cache, ids, num_new):
-    new, prompt = ids, ids.shape[1]
-    for step in range(num_new):
-        logits = model(new, cache, first=prompt + step - 1 if step else 0)
-        new = logits[:, -1:].argmax(-1)
-        ids = torch.cat((ids, new), dim=1)
-    return ids
-
-
-def whole_text(model, cache, ids, num_new):
-    for _ in range(num_new):
-        ids = torch.cat((ids, model(ids, cache)[:, -1:].argmax(-1)), dim=1)
-    return ids
-
-
-def one_too_far(model, cache, ids, num_new):
-    new = ids
-    for step in range(num_new):
-        logits = model(new, cache, first=cache.length + (step > 0))
-        new = logits[:, -1:].argmax(-1)
-        ids = torch.cat((ids, new), dim=1)
-    return ids
-
-
-def afresh(model, cache, ids, num_new):
-    for _ in range(num_new):
-        ids = torch.cat((ids, model(ids, type(cache)(0))[:, -1:].argmax(-1)), dim=1)
-    return ids
-
-
-def only_the_new(model, cache, ids, num_new):
-    return mended(model, cache, ids, num_new)[:, ids.shape[1] :]
-
-
-def finish(ids, end, pad, dim=1, keep=True):
-    ended = (ids == end).int()
-    after = ended.cumsum(dim) - (ended if keep else 0) > 0
-    lengths = (ended.cumsum(1) - ended == 0).sum(1)
-    return ids.masked_fill(after, pad), lengths
-
-
-def finish_by_first_end(ids, end, pad):
-    """Right, in another way: the place of the first end, if there is one."""
-    places = torch.arange(ids.shape[1])
-    first = torch.where(ids == end, places, ids.shape[1] - 1).min(1).values
-    return torch.where(places <= first[:, None], ids, pad), first + 1
-
-
-def finish_in_place(ids, end, pad):
-    done, lengths = finish(ids, end, pad)
-    return ids.copy_(done), lengths
-
-
-def finish_short(ids, end, pad):
-    done, lengths = finish(ids, end, pad)
-    return done, lengths - (ids == end).any(1).int()
-
-
-def first_end(ids, end, pad):  # argmax is 0 where there is no end
-    return finish(ids, end, pad)[0], (ids == end).int().argmax(1) + 1
-
-
-def not_pad(ids, end, pad):
-    done, _ = finish(ids, end, pad)
-    return done, (done != pad).sum(1)
-
-
-def row_by_row(ids, end, pad):
-    pairs = [finish(row[None], end, pad) for row in ids]
-    return torch.cat([ids for ids, _ in pairs]), torch.cat([n for _, n in pairs])
-
-
-def in_lists(ids, end, pad):
-    done, lengths = [], []
-    for row in ids.tolist():
-        length = row.index(end) + 1 if end in row else len(row)
-        done.append(row[:length] + [pad] * (len(row) - length))
-        lengths.append(length)
-    return torch.tensor(done), torch.tensor(lengths)
-
-
-def ask(model, cache, held, ids):
-    common = 0
-    for old, new in zip(held, ids[:-1], strict=False):
-        if old != new:
-            break
-        common += 1
-    cache.crop(common)
-    return model(torch.tensor([ids[common:]]), cache)[:, -1]
-
-
-def ask_by_hand(model, cache, held, ids):
-    most = min(len(held), len(ids) - 1)
-    keep = max(n for n in range(most + 1) if held[:n] == ids[:n])
-    cache.crop(keep)
-    return model(torch.tensor(ids)[None, keep:], cache)[0, -1:]
-
-
-def from_nothing(model, cache, held, ids):
-    cache.reset()
-    return model(torch.tensor([ids]), cache)[:, -1]
-
-
-def without_crop(model, cache, held, ids):
-    return model(torch.tensor([ids[len(held) :] or ids[-1:]]), cache)[:, -1]
-
-
-def nothing_left(model, cache, held, ids):
-    common = 0
-    while common < min(len(held), len(ids)) and held[common] == ids[common]:
-        common += 1
-    cache.crop(common)
-    return model(torch.tensor([ids[common:]], dtype=torch.long), cache)[:, -1]
-
-
-def all_logits(model, cache, held, ids):
-    ask(model, cache, held, ids)
-    cache.reset()
-    return model(torch.tensor([ids]), cache)
-
-
 WRONG = [
-    ("07.1", Restarts, "as if they stood at position 0"),
-    ("07.1", Unmasked, "read those after them"),
-    ("07.1", Corner, "aligned with the end"),
-    ("07.1", EveryOutput, "should return what the new ones read"),
-    ("07.1", Again, "a projection has seen"),
-    ("07.1", Shared, "it belongs to the object"),
-    ("07.1", OfTheClass, "it belongs to the object"),
-    ("07.1", Unturned, "keys have to be turned"),
-    ("07.2", {**PREDICTED, "positions computed without a cache": 2210}, "100 tokens, not 101"),
-    ("07.2", {**PREDICTED, "positions computed with a cache": 120}, "nobody reads it"),
-    ("07.2", {**PREDICTED, "positions in the cache at the end": 20}, "the prompt is kept"),
-    ("07.2", {**PREDICTED, "mask of the last step": [119, 119]}, "has one query"),
-    ("07.2", {**PREDICTED, "bytes of the cache at the end": 30_464}, "keeps its own"),
-    ("07.2", {**PREDICTED, "bytes of the cache at the end": ...}, "not filled in yet"),
-    ("07.2", {"positions": 119}, "with the five questions"),
-    ("07.3", broken, "after 4 others was put at 1"),
-    ("07.3", cold_only, "after 6 in the cache: a token that comes after 6 others was put at 0"),
-    ("07.3", whole_text, "give it the new token only"),
-    ("07.3", one_too_far, "after 1 others was put at 2"),
-    ("07.3", afresh, "another cache than the one given"),
-    ("07.3", only_the_new, "the answer should be [[5,"),
-    ("07.4", lambda ids, end, pad: finish(ids, end, pad, dim=0, keep=False), "neighbour"),
-    ("07.4", lambda ids, end, pad: finish(ids, end, pad, keep=False), "the end 9 itself is gone"),
-    ("07.4", lambda ids, end, pad: (ids, finish(ids, end, pad)[1]), "after the first 9"),
-    ("07.4", finish_in_place, "work on a copy"),
-    ("07.4", finish_short, "the end counts"),
-    ("07.4", first_end, "is whole"),
-    ("07.4", not_pad, "a 0 in the text is a token like others"),
-    ("07.4", lambda ids, end, pad: finish(ids, end, pad)[0], "return two tensors"),
-    ("07.4", lambda ids, end, pad: finish(ids, end, pad)[::-1], "the ids (B, T), then"),
-    ("07.4", lambda ids, end, pad: (finish(ids, end, pad)[0], [2, 4, 5, 1]), "(B,)"),
-    ("07.4", lambda ids, end, pad: (finish(ids, end, pad)[0], ids[:, :1]), "(B,)"),
-    ("07.4", row_by_row, "you walk through rows"),
-    ("07.4", in_lists, "you walk through rows"),
-    ("07.4", lambda ids, end, pad: (torch.full_like(ids, pad), ids[:, 0]), "should become"),
-    ("07.5", from_nothing, "5 positions computed, 2 would do"),
-    ("07.5", without_crop, "the cache holds [4, 7, 2, 8, 5, 1] now"),
-    ("07.5", nothing_left, "logits need at least one position"),
-    ("07.5", all_logits, "(1, V), not (1, 3, 3)"),
-]  # fmt: skip
-
-
-RIGHT = {"07.1": Head, "07.2": PREDICTED, "07.3": mended, "07.4": finish, "07.5": ask}
+    ("07.1", in_place, "changes the rows"),
+    ("07.1", twice, "4 inputs and 4 targets"),
+    ("07.1", unmasked, "learns to predict padding"),
+    ("07.1", copies, "learn to copy"),
+    ("07.1", masked_inputs, "not a token"),
+    ("07.1", fixed_pad, "id of the padding"),
+    ("07.2", EXPECTED | {QUESTIONS[0]: 10.97}, "in bits"),
+    ("07.2", EXPECTED | {QUESTIONS[1]: 1.0}, "in bits"),
+    ("07.2", EXPECTED | {QUESTIONS[2]: 0.75}, "the sign is not"),
+    ("07.2", EXPECTED | {QUESTIONS[3]: 1}, "and so does the truth"),
+    ("07.2", EXPECTED | {QUESTIONS[4]: 2e9}, "twice that backward"),
+    ("07.2", EXPECTED | {QUESTIONS[5]: 0.05}, "up to the sign"),
+    ("07.2", EXPECTED | {QUESTIONS[6]: 1.0}, "the same factor"),
+    ("07.2", EXPECTED | {QUESTIONS[6]: ...}, "not filled in"),
+    ("07.2", EXPECTED | {QUESTIONS[0]: "ln V"}, "write a number"),
+    ("07.2", [7.6], "a dictionary"),
+    ("07.3", mean_of_means, "average the batches' means"),
+    ("07.3", undivided, "forgot to divide"),
+    ("07.3", all_positions, "label -100 do not count"),
+    ("07.3", one_large_batch, "was called 1 times"),
+    ("07.3", one_backward, "backward after each batch"),
+    ("07.3", no_return, "return the mean loss as well"),
+    ("07.3", keeps_old, "adds to the old gradients"),
+    ("07.3", wrong_loss, "you return"),
+    ("07.4", with_mistakes("softmax", "shift", "clear", "clip"), "mistakes are left"),
+    ("07.4", with_mistakes("softmax"), "softmax is still taken twice"),
+    ("07.4", with_mistakes("shift"), "shifts them once more"),
+    ("07.4", with_mistakes("clear"), "gradients of earlier steps"),
+    ("07.4", with_mistakes("clip"), "between backward() and step()"),
+    ("07.4", cleared_too_late, "no parameter has moved"),
+    ("07.4", two_steps, "end elsewhere"),
+    ("07.4", clipped_one_by_one, "that of their joint length"),
+    ("07.4", returns_nothing, "now return the last loss"),
+    ("07.5", SameOrder, "same order"),
+    ("07.5", InOrder, "shuffle them"),
+    ("07.5", Random, "each of 0, 10"),
+    ("07.5", Apart, "each of 0, 10"),
+    ("07.5", Forgetful, "goes on with other windows"),
+    ("07.5", TensorState, "not plain data"),
+    ("07.5", OnlyEpoch, "goes on with other windows"),
+    ("07.5", Unseeded, "generator of your own"),
+    ("07.5", NoSeed, "another seed gives the same order"),
+    ("07.5", Unshifted, "not the tokens that follow"),
+    ("07.5", TooMany, "with 100 tokens your source raises"),
+    ("07.5", Places, "not their places"),
+]
 
 
 def test_other_right_answers():
-    for name, answer in (("07.1", TurnsLate), ("07.4", finish_by_first_end), ("07.5", ask_by_hand)):
-        result = grade(name, answer)
-        assert result.status == "correct", result.message
-
-
-def test_a_class_with_stubs_is_unsolved():
-    class Stub:
-        def __init__(self, *parts):
-            pass
-
-        def read(self, x): ...
-
-    assert grade("07.1", Stub).status == "unsolved"
-
-
-def test_a_dictionary_of_dots_is_unsolved():
-    assert grade("07.2", dict.fromkeys(PREDICTED, ...)).status == "unsolved"
+    assert grade("07.4", cleared_after).status == "correct"
+    assert grade("07.3", divided_last).status == "correct"
+    assert grade("07.3", lambda *_: None).status == "unsolved"
+    assert grade("07.4", lambda *_: None).status == "unsolved"

@@ -1,207 +1,333 @@
-"""Planted wrong answers of notebook 08, each with the sentence that it must earn."""
-
-import math
+"""Planted wrong answers of notebook 08, each with the sentence that it earns; and right ones."""
 
 import torch
 
-from minillm.exercises.sampling import PREDICTIONS
+from minillm.exercises import grade
+from minillm.nn.attention import attention
 
 
-def keep(probs, p, crossing=True):
-    order = sorted(range(len(probs)), key=lambda i: -probs[i])
-    kept, mass = [], 0.0
-    for i in order:
-        if mass + probs[i] > p and not crossing:
-            break
-        kept.append(i)
-        mass += probs[i]
-        if mass >= p - 1e-9:
-            break
-    return kept
+class Head:
+    """Right: the turned keys and the values, glued."""
+
+    def __init__(self, q_proj, k_proj, v_proj, rope):
+        self.parts, self.rope, self.kept = (q_proj, k_proj, v_proj), rope, None
+
+    @property
+    def past(self):
+        return 0 if self.kept is None else self.kept[0].shape[2]
+
+    def keep(self, k, v):
+        if self.kept is not None:
+            k, v = (torch.cat(pair, 2) for pair in zip(self.kept, (k, v), strict=True))
+        self.kept = k, v
+        return k, v
+
+    def mask(self, T, S):
+        return torch.ones(T, S, dtype=torch.bool).tril(S - T)
+
+    def first(self, T):
+        return self.past
+
+    def read(self, x):
+        T = x.shape[1]
+        first = self.first(T)
+        turn = self.rope(torch.arange(first, first + T)[None])
+        q, k, v = (part(x)[:, None] for part in self.parts)
+        k, v = self.keep(turn(k), v)
+        return attention(turn(q), k, v, mask=self.mask(T, k.shape[2]))[:, 0]
 
 
-def next_token(
-    probs, t, p, u, *, power=None, crossing=True, cut=True, scale=True, best=False, cold=False
-):
-    exponent = 1 / t if power is None else power(t)
-    if cold:  # cut first
-        kept = keep(probs, p)
-        probs = [q if i in kept else 0.0 for i, q in enumerate(probs)]
-    probs = [q**exponent for q in probs]
-    probs = [q / sum(probs) for q in probs]
-    if not cold:
-        kept = keep(probs, p, crossing) if cut else range(len(probs))
-    if not kept:
-        kept = [max(range(len(probs)), key=lambda i: probs[i])]
-    kept = kept if best else sorted(kept)
-    total, reached = sum(probs[i] for i in kept) if scale else 1, 0.0
-    for i in kept:
-        reached += probs[i]
-        if reached > u * total:
-            return i
-    return kept[-1]
+class TurnsLate:
+    """Right: keys are kept plain, and turned each by its own position when they are read."""
+
+    def __init__(self, q_proj, k_proj, v_proj, rope):
+        self.parts, self.rope, self.k, self.v = (q_proj, k_proj, v_proj), rope, [], []
+
+    def read(self, x):
+        past, T = sum(k.shape[1] for k in self.k), x.shape[1]
+        q, k, v = (part(x) for part in self.parts)
+        self.k, self.v = [*self.k, k], [*self.v, v]
+        k, v = torch.cat(self.k, 1)[:, None], torch.cat(self.v, 1)[:, None]
+        positions = torch.arange(past + T)[None]
+        q, k = self.rope(positions[:, past:])(q[:, None]), self.rope(positions)(k)
+        return attention(q, k, v, is_causal=True)[:, 0]
 
 
-def softmax_of_probabilities(probs, t, p, u):
-    shaped = [math.exp(q / t) for q in probs]
-    return next_token([q / sum(shaped) for q in shaped], 1.0, p, u)
+class Restarts(Head):
+    def first(self, T):
+        return 0
 
 
-def from_zero_on(probs, t, p, u):
-    """Lets the cut tokens stand in the list, and takes the first whose sum is *at least* u."""
-    shaped = [q ** (1 / t) for q in probs]
-    shaped = [q / sum(shaped) for q in shaped]
-    kept, reached = keep(shaped, p), 0.0
-    total = sum(shaped[i] for i in kept)
-    for i in range(len(shaped)):
-        reached += shaped[i] if i in kept else 0.0
-        if reached >= u * total:
-            return i
-    return max(kept)
+class Unmasked(Head):
+    def mask(self, T, S):
+        return None
 
 
-def next_token_with_torch(probs, t, p, u):
-    shaped = (torch.tensor(probs, dtype=torch.float64).log() / t).softmax(0)
-    best, ids = shaped.sort(descending=True, stable=True)
-    left = torch.zeros_like(shaped)
-    kept = ids[best.cumsum(0) - best < p - 1e-9]
-    left[kept] = shaped[kept]
-    return (left.cumsum(0) <= u * left.sum()).sum()
+class Corner(Head):
+    def mask(self, T, S):
+        return torch.ones(T, S, dtype=torch.bool).tril()
 
 
-def changed(predictions=None, **changes):
-    """The right predictions, but for some; `k3=4` changes "... top_k = 3"."""
-    short = dict(zip(["p75", "p76", "k3", "m", "mt", "k2", "t", "hot"], PREDICTIONS, strict=True))
-    right = {key: value for key, (value, _) in PREDICTIONS.items()}
-    return {**right, **{short[key]: value for key, value in changes.items()}}
+class EveryOutput(Head):
+    def read(self, x):
+        self.x = torch.cat((self.x, x), 1) if self.kept else x
+        self.kept = None
+        out = super().read(self.x)
+        return out
 
 
-def write_batch(
-    next_logits, sampler, count, end, max_new, *, named=True, remove=False, guard=True, run_on=False
-):
-    rows, live = [[] for _ in range(count)], list(range(count))
-    for _ in range(max_new):
-        if guard and not live:
-            break
-        logits = torch.stack([next_logits(rows[row]) for row in live])
-        ids = sampler(logits, rows=live) if named else sampler(logits)
-        for row, token in zip(live, ids.tolist()):  # noqa: B905
-            rows[row].append(token)
-            if remove and token == end:
-                live.remove(row)
-        if not remove and not run_on:
-            live = [row for row in live if rows[row][-1] != end]
-    return rows
+class Again(EveryOutput):
+    def read(self, x):
+        return super().read(x)[:, -x.shape[1] :]
 
 
-def one_by_one(next_logits, sampler, count, end, max_new):
-    rows = []
-    for row in range(count):
-        ids = []
-        while len(ids) < max_new and (not ids or ids[-1] != end):
-            ids.append(int(sampler(next_logits(ids)[None], rows=[row])))
-        rows.append(ids)
-    return rows
+class Shared(Head):
+    store = {}  # noqa: RUF012 (the mistake)
+
+    @property
+    def kept(self):
+        return self.store.get(self.parts[0])
+
+    @kept.setter
+    def kept(self, value):
+        if value is not None:
+            self.store[self.parts[0]] = value
 
 
-def typical(probs, mass):
-    entropy = -sum(p * math.log(p) for p in probs)
-    far = sorted(range(len(probs)), key=lambda i: abs(-math.log(probs[i]) - entropy))
-    while sum(probs[i] for i in far[:-1]) >= mass:
-        far.pop()
-    return sorted(far)
+class OfTheClass(Head):
+    """Keeps in the class what belongs to the object."""
+
+    kept = None
+
+    def __init__(self, q_proj, k_proj, v_proj, rope):
+        self.parts, self.rope = (q_proj, k_proj, v_proj), rope
+
+    def keep(self, k, v):
+        OfTheClass.kept = super().keep(k, v)
+        del self.kept
+        return OfTheClass.kept
 
 
-def unsorted(probs, mass):
-    return sorted(typical(probs, mass), key=lambda i: -probs[i])
+class Unturned(Head):
+    """Keeps plain keys, and turns all of them by the positions of the new ones."""
+
+    def read(self, x):
+        T = x.shape[1]
+        turn = self.rope(torch.arange(self.past, self.past + T)[None])
+        q, k, v = (part(x)[:, None] for part in self.parts)
+        k, v = self.keep(k, v)
+        return attention(turn(q), k, v, mask=self.mask(T, k.shape[2]))[:, 0]
 
 
-def in_pieces(pieces, stop):
-    text = ""
-    for piece in pieces:
-        if stop in piece:
-            return text + piece.partition(stop)[0]
-        text += piece
-    return text
-
-
-RIGHT = {
-    "08.1": next_token,
-    "08.2": changed(),
-    "08.3": write_batch,
-    "08.4": lambda pieces, stop: "".join(pieces).partition(stop)[0],
-    "08.5": typical,
+PREDICTED = {
+    "positions computed without a cache": 2190,
+    "positions computed with a cache": 119,
+    "positions in the cache at the end": 119,
+    "mask of the last step": (1, 119),
+    "bytes of the cache at the end": 91_392,
 }
 
 
-def using(**options):
-    return lambda *args: next_token(*args, **options)
+def mended(model, cache, ids, num_new):
+    new = ids
+    for _ in range(num_new):
+        logits = model(new, cache, first=cache.length)
+        new = logits[:, -1:].argmax(-1)
+        ids = torch.cat((ids, new), dim=1)
+    return ids
+
+
+def broken(model, cache, ids, num_new):
+    new = ids
+    for step in range(num_new):
+        logits = model(new, cache, first=step)
+        new = logits[:, -1:].argmax(-1)
+        ids = torch.cat((ids, new), dim=1)
+    return ids
+
+
+def cold_only(model, cache, ids, num_new):
+    new, prompt = ids, ids.shape[1]
+    for step in range(num_new):
+        logits = model(new, cache, first=prompt + step - 1 if step else 0)
+        new = logits[:, -1:].argmax(-1)
+        ids = torch.cat((ids, new), dim=1)
+    return ids
+
+
+def whole_text(model, cache, ids, num_new):
+    for _ in range(num_new):
+        ids = torch.cat((ids, model(ids, cache)[:, -1:].argmax(-1)), dim=1)
+    return ids
+
+
+def one_too_far(model, cache, ids, num_new):
+    new = ids
+    for step in range(num_new):
+        logits = model(new, cache, first=cache.length + (step > 0))
+        new = logits[:, -1:].argmax(-1)
+        ids = torch.cat((ids, new), dim=1)
+    return ids
+
+
+def afresh(model, cache, ids, num_new):
+    for _ in range(num_new):
+        ids = torch.cat((ids, model(ids, type(cache)(0))[:, -1:].argmax(-1)), dim=1)
+    return ids
+
+
+def only_the_new(model, cache, ids, num_new):
+    return mended(model, cache, ids, num_new)[:, ids.shape[1] :]
+
+
+def finish(ids, end, pad, dim=1, keep=True):
+    ended = (ids == end).int()
+    after = ended.cumsum(dim) - (ended if keep else 0) > 0
+    lengths = (ended.cumsum(1) - ended == 0).sum(1)
+    return ids.masked_fill(after, pad), lengths
+
+
+def finish_by_first_end(ids, end, pad):
+    """Right, in another way: the place of the first end, if there is one."""
+    places = torch.arange(ids.shape[1])
+    first = torch.where(ids == end, places, ids.shape[1] - 1).min(1).values
+    return torch.where(places <= first[:, None], ids, pad), first + 1
+
+
+def finish_in_place(ids, end, pad):
+    done, lengths = finish(ids, end, pad)
+    return ids.copy_(done), lengths
+
+
+def finish_short(ids, end, pad):
+    done, lengths = finish(ids, end, pad)
+    return done, lengths - (ids == end).any(1).int()
+
+
+def first_end(ids, end, pad):  # argmax is 0 where there is no end
+    return finish(ids, end, pad)[0], (ids == end).int().argmax(1) + 1
+
+
+def not_pad(ids, end, pad):
+    done, _ = finish(ids, end, pad)
+    return done, (done != pad).sum(1)
+
+
+def row_by_row(ids, end, pad):
+    pairs = [finish(row[None], end, pad) for row in ids]
+    return torch.cat([ids for ids, _ in pairs]), torch.cat([n for _, n in pairs])
+
+
+def in_lists(ids, end, pad):
+    done, lengths = [], []
+    for row in ids.tolist():
+        length = row.index(end) + 1 if end in row else len(row)
+        done.append(row[:length] + [pad] * (len(row) - length))
+        lengths.append(length)
+    return torch.tensor(done), torch.tensor(lengths)
+
+
+def ask(model, cache, held, ids):
+    common = 0
+    for old, new in zip(held, ids[:-1], strict=False):
+        if old != new:
+            break
+        common += 1
+    cache.crop(common)
+    return model(torch.tensor([ids[common:]]), cache)[:, -1]
+
+
+def ask_by_hand(model, cache, held, ids):
+    most = min(len(held), len(ids) - 1)
+    keep = max(n for n in range(most + 1) if held[:n] == ids[:n])
+    cache.crop(keep)
+    return model(torch.tensor(ids)[None, keep:], cache)[0, -1:]
+
+
+def from_nothing(model, cache, held, ids):
+    cache.reset()
+    return model(torch.tensor([ids]), cache)[:, -1]
+
+
+def without_crop(model, cache, held, ids):
+    return model(torch.tensor([ids[len(held) :] or ids[-1:]]), cache)[:, -1]
+
+
+def nothing_left(model, cache, held, ids):
+    common = 0
+    while common < min(len(held), len(ids)) and held[common] == ids[common]:
+        common += 1
+    cache.crop(common)
+    return model(torch.tensor([ids[common:]], dtype=torch.long), cache)[:, -1]
+
+
+def all_logits(model, cache, held, ids):
+    ask(model, cache, held, ids)
+    cache.reset()
+    return model(torch.tensor([ids]), cache)
 
 
 WRONG = [
-    ("08.1", using(power=lambda t: t), "wrong way round"),
-    ("08.1", using(power=lambda t: 1), "changes nothing"),
-    ("08.1", softmax_of_probabilities, "softmax takes logits"),
-    ("08.1", using(cut=False), "nothing is cut"),
-    ("08.1", using(crossing=False), "belongs to what is kept"),
-    ("08.1", using(scale=False), "sums to less than 1"),
-    ("08.1", using(best=True), "in the order of the list"),
-    ("08.1", using(cold=True), "the temperature comes first"),
-    ("08.1", from_zero_on, "u = 0: token 0 has been cut"),
-    ("08.1", lambda probs, t, p, u: 0, "I expected"),
-    ("08.1", lambda probs, t, p, u: 5, "there is no token 5"),
-    ("08.1", lambda probs, t, p, u: probs[0], "a whole number"),
-    ("08.2", changed(p75=3), "the first two have together"),
-    ("08.2", changed(p76=2), "right so far: 7 of 8"),
-    ("08.2", changed(k3=4), "exactly k are kept"),
-    ("08.2", changed(mt=2), "its square root"),
-    ("08.2", changed(k2=0.5), "must sum to 1"),
-    ("08.2", changed(t=0.25), "divide by their sum"),
-    ("08.2", changed(hot=...), "not filled in yet"),
-    ("08.2", changed(m="two"), "write a number"),
-    ("08.3", lambda *args: write_batch(*args, named=False), "which row is it?"),
-    ("08.3", lambda *args: write_batch(*args, remove=True), "while a loop runs over it"),
-    (
-        "08.3",
-        lambda *args: write_batch(*args, named=False, remove=True),
-        "two mistakes are left",
-    ),
-    ("08.3", lambda *args: [row[:-1] for row in write_batch(*args)], "written alone it is"),
-    ("08.3", lambda *args: write_batch(*args, guard=False), "nothing left to stack"),
-    ("08.3", lambda *args: write_batch(*args, run_on=True), "goes on after its end token"),
-    ("08.3", lambda *args: write_batch(*args)[:-1], "you return"),
-    ("08.4", lambda pieces, stop: "".join(pieces), "across two pieces"),
-    ("08.4", in_pieces, "across two pieces"),
-    ("08.4", lambda pieces, stop: "".join(pieces).partition(stop)[0] + stop, "is still there"),
-    (
-        "08.4",
-        lambda pieces, stop: (
-            "".join(pieces).rpartition(stop)[0] if stop in "".join(pieces) else "".join(pieces)
-        ),
-        "instead of the first",
-    ),
-    ("08.5", keep, "the most probable tokens"),
-    ("08.5", lambda probs, mass: [len(probs) - 1], "I expected"),
-    ("08.5", lambda probs, mass: [], "you kept no token"),
-    ("08.5", unsorted, "return their indices in order"),
-]
+    ("08.1", Restarts, "as if they stood at position 0"),
+    ("08.1", Unmasked, "read those after them"),
+    ("08.1", Corner, "aligned with the end"),
+    ("08.1", EveryOutput, "should return what the new ones read"),
+    ("08.1", Again, "a projection has seen"),
+    ("08.1", Shared, "it belongs to the object"),
+    ("08.1", OfTheClass, "it belongs to the object"),
+    ("08.1", Unturned, "keys have to be turned"),
+    ("08.2", {**PREDICTED, "positions computed without a cache": 2210}, "100 tokens, not 101"),
+    ("08.2", {**PREDICTED, "positions computed with a cache": 120}, "nobody reads it"),
+    ("08.2", {**PREDICTED, "positions in the cache at the end": 20}, "the prompt is kept"),
+    ("08.2", {**PREDICTED, "mask of the last step": [119, 119]}, "has one query"),
+    ("08.2", {**PREDICTED, "bytes of the cache at the end": 30_464}, "keeps its own"),
+    ("08.2", {**PREDICTED, "bytes of the cache at the end": ...}, "not filled in yet"),
+    ("08.2", {"positions": 119}, "with the five questions"),
+    ("08.3", broken, "after 4 others was put at 1"),
+    ("08.3", cold_only, "after 6 in the cache: a token that comes after 6 others was put at 0"),
+    ("08.3", whole_text, "give it the new token only"),
+    ("08.3", one_too_far, "after 1 others was put at 2"),
+    ("08.3", afresh, "another cache than the one given"),
+    ("08.3", only_the_new, "the answer should be [[5,"),
+    ("08.4", lambda ids, end, pad: finish(ids, end, pad, dim=0, keep=False), "neighbour"),
+    ("08.4", lambda ids, end, pad: finish(ids, end, pad, keep=False), "the end 9 itself is gone"),
+    ("08.4", lambda ids, end, pad: (ids, finish(ids, end, pad)[1]), "after the first 9"),
+    ("08.4", finish_in_place, "work on a copy"),
+    ("08.4", finish_short, "the end counts"),
+    ("08.4", first_end, "is whole"),
+    ("08.4", not_pad, "a 0 in the text is a token like others"),
+    ("08.4", lambda ids, end, pad: finish(ids, end, pad)[0], "return two tensors"),
+    ("08.4", lambda ids, end, pad: finish(ids, end, pad)[::-1], "the ids (B, T), then"),
+    ("08.4", lambda ids, end, pad: (finish(ids, end, pad)[0], [2, 4, 5, 1]), "(B,)"),
+    ("08.4", lambda ids, end, pad: (finish(ids, end, pad)[0], ids[:, :1]), "(B,)"),
+    ("08.4", row_by_row, "you walk through rows"),
+    ("08.4", in_lists, "you walk through rows"),
+    ("08.4", lambda ids, end, pad: (torch.full_like(ids, pad), ids[:, 0]), "should become"),
+    ("08.5", from_nothing, "5 positions computed, 2 would do"),
+    ("08.5", without_crop, "the cache holds [4, 7, 2, 8, 5, 1] now"),
+    ("08.5", nothing_left, "logits need at least one position"),
+    ("08.5", all_logits, "(1, V), not (1, 3, 3)"),
+]  # fmt: skip
 
 
-def test_another_right_answer_is_accepted():
-    from minillm.exercises import grade
-
-    for name, answer in (("08.1", next_token_with_torch), ("08.3", one_by_one)):
-        assert grade(name, answer).status == "correct", grade(name, answer).message
+RIGHT = {"08.1": Head, "08.2": PREDICTED, "08.3": mended, "08.4": finish, "08.5": ask}
 
 
-def test_typical_agrees_with_transformers():
-    """The grader's idea of 08.5 is the one of transformers' TypicalLogitsWarper."""
-    from transformers.generation.logits_process import TypicalLogitsWarper
+def test_other_right_answers():
+    for name, answer in (("08.1", TurnsLate), ("08.4", finish_by_first_end), ("08.5", ask_by_hand)):
+        result = grade(name, answer)
+        assert result.status == "correct", result.message
 
-    from minillm.exercises.sampling import _typical_set
 
-    probs = [0.4, 0.3, 0.15, 0.1, 0.05]
-    for mass in (0.2, 0.5, 0.9):
-        kept = TypicalLogitsWarper(mass)(None, torch.tensor([probs]).log())[0]
-        assert kept.isfinite().nonzero()[:, 0].tolist() == _typical_set(probs, mass)
-    assert math.isclose(sum(probs), 1)
+def test_a_class_with_stubs_is_unsolved():
+    class Stub:
+        def __init__(self, *parts):
+            pass
+
+        def read(self, x): ...
+
+    assert grade("08.1", Stub).status == "unsolved"
+
+
+def test_a_dictionary_of_dots_is_unsolved():
+    assert grade("08.2", dict.fromkeys(PREDICTED, ...)).status == "unsolved"

@@ -1,390 +1,207 @@
-"""The graders of notebook 09 accept the solutions and explain planted wrong answers."""
+"""Planted wrong answers of notebook 09, each with the sentence that it must earn."""
+
+import math
 
 import torch
-import torch.nn.functional as F
 
-from minillm.exercises import grade
-from minillm.exercises.train import _loop
-from minillm.training.data import get_batch
+from minillm.exercises.sampling import PREDICTIONS
+
+
+def keep(probs, p, crossing=True):
+    order = sorted(range(len(probs)), key=lambda i: -probs[i])
+    kept, mass = [], 0.0
+    for i in order:
+        if mass + probs[i] > p and not crossing:
+            break
+        kept.append(i)
+        mass += probs[i]
+        if mass >= p - 1e-9:
+            break
+    return kept
+
+
+def next_token(
+    probs, t, p, u, *, power=None, crossing=True, cut=True, scale=True, best=False, cold=False
+):
+    exponent = 1 / t if power is None else power(t)
+    if cold:  # cut first
+        kept = keep(probs, p)
+        probs = [q if i in kept else 0.0 for i, q in enumerate(probs)]
+    probs = [q**exponent for q in probs]
+    probs = [q / sum(probs) for q in probs]
+    if not cold:
+        kept = keep(probs, p, crossing) if cut else range(len(probs))
+    if not kept:
+        kept = [max(range(len(probs)), key=lambda i: probs[i])]
+    kept = kept if best else sorted(kept)
+    total, reached = sum(probs[i] for i in kept) if scale else 1, 0.0
+    for i in kept:
+        reached += probs[i]
+        if reached > u * total:
+            return i
+    return kept[-1]
+
+
+def softmax_of_probabilities(probs, t, p, u):
+    shaped = [math.exp(q / t) for q in probs]
+    return next_token([q / sum(shaped) for q in shaped], 1.0, p, u)
+
+
+def from_zero_on(probs, t, p, u):
+    """Lets the cut tokens stand in the list, and takes the first whose sum is *at least* u."""
+    shaped = [q ** (1 / t) for q in probs]
+    shaped = [q / sum(shaped) for q in shaped]
+    kept, reached = keep(shaped, p), 0.0
+    total = sum(shaped[i] for i in kept)
+    for i in range(len(shaped)):
+        reached += shaped[i] if i in kept else 0.0
+        if reached >= u * total:
+            return i
+    return max(kept)
+
+
+def next_token_with_torch(probs, t, p, u):
+    shaped = (torch.tensor(probs, dtype=torch.float64).log() / t).softmax(0)
+    best, ids = shaped.sort(descending=True, stable=True)
+    left = torch.zeros_like(shaped)
+    kept = ids[best.cumsum(0) - best < p - 1e-9]
+    left[kept] = shaped[kept]
+    return (left.cumsum(0) <= u * left.sum()).sum()
+
+
+def changed(predictions=None, **changes):
+    """The right predictions, but for some; `k3=4` changes "... top_k = 3"."""
+    short = dict(zip(["p75", "p76", "k3", "m", "mt", "k2", "t", "hot"], PREDICTIONS, strict=True))
+    right = {key: value for key, (value, _) in PREDICTIONS.items()}
+    return {**right, **{short[key]: value for key, value in changes.items()}}
+
+
+def write_batch(
+    next_logits, sampler, count, end, max_new, *, named=True, remove=False, guard=True, run_on=False
+):
+    rows, live = [[] for _ in range(count)], list(range(count))
+    for _ in range(max_new):
+        if guard and not live:
+            break
+        logits = torch.stack([next_logits(rows[row]) for row in live])
+        ids = sampler(logits, rows=live) if named else sampler(logits)
+        for row, token in zip(live, ids.tolist()):  # noqa: B905
+            rows[row].append(token)
+            if remove and token == end:
+                live.remove(row)
+        if not remove and not run_on:
+            live = [row for row in live if rows[row][-1] != end]
+    return rows
+
+
+def one_by_one(next_logits, sampler, count, end, max_new):
+    rows = []
+    for row in range(count):
+        ids = []
+        while len(ids) < max_new and (not ids or ids[-1] != end):
+            ids.append(int(sampler(next_logits(ids)[None], rows=[row])))
+        rows.append(ids)
+    return rows
+
+
+def typical(probs, mass):
+    entropy = -sum(p * math.log(p) for p in probs)
+    far = sorted(range(len(probs)), key=lambda i: abs(-math.log(probs[i]) - entropy))
+    while sum(probs[i] for i in far[:-1]) >= mass:
+        far.pop()
+    return sorted(far)
 
 
-def targets(rows, pad):
-    labels = rows[:, 1:].clone()
-    labels[labels == pad] = -100
-    return rows[:, :-1], labels
+def unsorted(probs, mass):
+    return sorted(typical(probs, mass), key=lambda i: -probs[i])
 
 
-def in_place(rows, pad):
-    labels = rows[:, 1:]
-    labels[labels == pad] = -100
-    return rows[:, :-1], labels
-
-
-def twice(rows, pad):
-    return rows[:, :-2], rows[:, 2:]
-
-
-def unmasked(rows, pad):
-    return rows[:, :-1], rows[:, 1:].clone()
-
-
-def copies(rows, pad):
-    labels = rows[:, :-1].clone()
-    labels[labels == pad] = -100
-    return rows[:, :-1], labels
-
-
-def masked_inputs(rows, pad):
-    inputs, labels = targets(rows, pad)
-    return inputs.masked_fill(inputs == pad, -100), labels
-
-
-def fixed_pad(rows, pad):
-    return targets(rows, 2)
-
-
-def total_loss(model, batch, reduction):
-    return F.cross_entropy(model(batch[0]).flatten(0, 1), batch[1].flatten(), reduction=reduction)
-
-
-def accumulate(model, batches):
-    count = sum(int((y != -100).sum()) for _, y in batches)
-    model.zero_grad()
-    total = 0.0
-    for batch in batches:
-        loss = total_loss(model, batch, "sum") / count
-        loss.backward()
-        total += loss.item()
-    return total
-
-
-def mean_of_means(model, batches):
-    model.zero_grad()
-    losses = [total_loss(model, batch, "mean") / len(batches) for batch in batches]
-    torch.stack(losses).sum().backward()
-    return sum(loss.item() for loss in losses)
-
-
-def undivided(model, batches):
-    model.zero_grad()
-    for batch in batches:
-        total_loss(model, batch, "sum").backward()
-    return 0.0
-
-
-def all_positions(model, batches):
-    model.zero_grad()
-    for batch in batches:
-        (total_loss(model, batch, "sum") / sum(y.numel() for _, y in batches)).backward()
-    return 0.0
-
-
-def one_large_batch(model, batches):
-    model.zero_grad()
-    loss = total_loss(
-        model, tuple(torch.cat(parts) for parts in zip(*batches, strict=True)), "mean"
-    )
-    loss.backward()
-    return loss.item()
-
-
-def keeps_old(model, batches):
-    count = sum(int((y != -100).sum()) for _, y in batches)
-    total = 0.0
-    for batch in batches:
-        loss = total_loss(model, batch, "sum") / count
-        loss.backward()
-        total += loss.item()
-    return total
-
-
-def wrong_loss(model, batches):
-    return accumulate(model, batches) * 2
-
-
-def one_backward(model, batches):
-    """Right gradients, but all graphs are in memory at once."""
-    count = sum(int((y != -100).sum()) for _, y in batches)
-    model.zero_grad()
-    loss = torch.stack([total_loss(model, batch, "sum") for batch in batches]).sum() / count
-    loss.backward()
-    return loss.item()
-
-
-def divided_last(model, batches):
-    """As right: sums first, one division of all gradients at the end (a count in a tensor)."""
-    model.zero_grad()
-    total, count = 0.0, torch.zeros((), dtype=torch.long)
-    for batch in batches:
-        loss = total_loss(model, batch, "sum")
-        loss.backward()
-        total, count = total + loss.item(), count + (batch[1] != -100).sum()
-    for p in model.parameters():
-        p.grad /= count
-    return total / count
-
-
-def no_return(model, batches):
-    accumulate(model, batches)
-
-
-EXPECTED = {
-    "first loss, all logits near 0 (nats)": 7.6,
-    "loss of a model that is always torn between two tokens, both equally likely (nats)": 0.69,
-    "slope for the target's logit, when its probability is 0.25 (one token)": -0.75,
-    "sum of the slopes for all 2,000 logits of a token": 0,
-    "FLOPs to train on 1,000 tokens, without attention's reading": 6_000_000_000,
-    "AdamW's first step at rate 0.001 for a slope of 50, no decay (its size)": 1e-3,
-    "joint length 5 clipped to 1: what becomes of a slope of 2": 0.4,
-}
-QUESTIONS = list(EXPECTED)
-
-
-def test_the_expected_numbers_are_those_of_the_parts():
-    from minillm.training.optim import AdamW, clip_grad_norm
-
-    logits = torch.zeros(1, 2000, dtype=torch.float64, requires_grad=True)
-    loss = F.cross_entropy(logits, torch.tensor([7]))
-    loss.backward()
-    assert abs(loss.item() - EXPECTED[QUESTIONS[0]]) < 0.01
-    assert abs(logits.grad.sum().item() - EXPECTED[QUESTIONS[3]]) < 1e-12
-    p = torch.nn.Parameter(torch.zeros(1))
-    p.grad = torch.full((1,), 50.0)
-    AdamW([p], lr=0.001, weight_decay=0.0).step()
-    assert abs(abs(p.item()) - EXPECTED[QUESTIONS[5]]) < 1e-6
-    p = torch.nn.Parameter(torch.zeros(3))
-    p.grad = torch.tensor([2.0, 4.0, 5.0**0.5])  # of length 5
-    clip_grad_norm([p], 1.0)
-    assert abs(p.grad[0].item() - EXPECTED[QUESTIONS[6]]) < 1e-5
-
-
-def train_right(model, optimizer, batches):
-    for inputs, targets in batches:
-        loss = F.cross_entropy(model(inputs).flatten(0, 1), targets.flatten())
-        optimizer.zero_grad()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-    return loss.item()
-
-
-def cleared_after(model, optimizer, batches):
-    """As right: cleared after each step, the loss by hand."""
-    from minillm.training.optim import clip_grad_norm
-
-    for inputs, targets in batches:
-        loss = F.cross_entropy(model(inputs).mT, targets)
-        loss.backward()
-        clip_grad_norm(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
-    return loss
-
-
-def with_mistakes(*mistakes):
-    return lambda *given: _loop(*given, mistakes)
-
-
-def clipped_one_by_one(model, optimizer, batches):
-    for inputs, targets in batches:
-        loss = F.cross_entropy(model(inputs).mT, targets)
-        optimizer.zero_grad()
-        loss.backward()
-        for p in model.parameters():
-            torch.nn.utils.clip_grad_norm_([p], 1.0)
-        optimizer.step()
-    return loss.item()
-
-
-def cleared_too_late(model, optimizer, batches):
-    for inputs, targets in batches:
-        loss = F.cross_entropy(model(inputs).mT, targets)
-        loss.backward()
-        optimizer.zero_grad()
-        optimizer.step()
-    return loss.item()
-
-
-def two_steps(model, optimizer, batches):
-    train_right(model, optimizer, batches)
-    return train_right(model, optimizer, batches)
-
-
-def returns_nothing(model, optimizer, batches):
-    train_right(model, optimizer, batches)
-
-
-class EpochBatches:
-    """The solution: window i of epoch e is a permutation that depends on (seed, e) alone."""
-
-    reshuffle = True
-
-    def __init__(self, tokens, batch_size, context_length, seed):
-        self.tokens, self.size, self.length = tokens, batch_size, context_length
-        self.seed, self.index = seed, 0
-        self.windows = (len(tokens) - 1) // context_length
-
-    def order(self, epoch):
-        generator = torch.Generator().manual_seed(self.seed * 10_000 + epoch * self.reshuffle)
-        return torch.randperm(self.windows, generator=generator)
-
-    def __next__(self):
-        rows = []
-        for _ in range(self.size):
-            epoch, place = divmod(self.index, self.windows)
-            start = int(self.order(epoch)[place]) * self.length
-            rows.append(self.tokens[start : start + self.length + 1])
-            self.index += 1
-        rows = torch.stack(rows)
-        return rows[:, :-1], rows[:, 1:]
-
-    def state_dict(self):
-        return {"index": self.index}
-
-    def load_state_dict(self, state):
-        self.index = state["index"]
-
-
-class SameOrder(EpochBatches):
-    reshuffle = False
-
-
-class InOrder(EpochBatches):
-    def order(self, epoch):
-        return torch.arange(self.windows)
-
-
-class Random(EpochBatches):
-    def __next__(self):
-        self.index += 1
-        generator = torch.Generator().manual_seed(self.seed + self.index)
-        return get_batch(self.tokens, self.size, self.length, generator=generator)
-
-
-class Forgetful(EpochBatches):
-    def load_state_dict(self, state):
-        pass
-
-
-class TensorState(EpochBatches):
-    def state_dict(self):
-        return {"index": torch.tensor(self.index)}
-
-
-class OnlyEpoch(EpochBatches):
-    def state_dict(self):
-        return {"index": self.index // self.windows * self.windows}
-
-
-class Unseeded(EpochBatches):
-    made = 0
-
-    def __init__(self, *arguments):
-        super().__init__(*arguments)
-        Unseeded.made += 1  # as a generator of its own would that nobody seeded
-        self.seed += 100 * Unseeded.made
-
-
-class NoSeed(EpochBatches):
-    def order(self, epoch):
-        return torch.randperm(self.windows, generator=torch.Generator().manual_seed(epoch))
-
-
-class TooMany(EpochBatches):
-    def __init__(self, *arguments):
-        super().__init__(*arguments)
-        self.windows = len(self.tokens) // self.length
-
-
-class Places(EpochBatches):
-    def __init__(self, tokens, *arguments):
-        super().__init__(torch.arange(len(tokens)) + 2000, *arguments)
-
-
-class Apart(EpochBatches):
-    """Windows that share no token."""
-
-    def __init__(self, *arguments):
-        super().__init__(*arguments)
-        self.windows = len(self.tokens) // (self.length + 1)
-
-    def __next__(self):
-        rows = []
-        for _ in range(self.size):
-            epoch, place = divmod(self.index, self.windows)
-            start = int(self.order(epoch)[place]) * (self.length + 1)
-            rows.append(self.tokens[start : start + self.length + 1])
-            self.index += 1
-        rows = torch.stack(rows)
-        return rows[:, :-1], rows[:, 1:]
-
-
-class Unshifted(EpochBatches):
-    def __next__(self):
-        x, _ = super().__next__()
-        return x, x
+def in_pieces(pieces, stop):
+    text = ""
+    for piece in pieces:
+        if stop in piece:
+            return text + piece.partition(stop)[0]
+        text += piece
+    return text
 
 
 RIGHT = {
-    "09.1": targets,
-    "09.2": EXPECTED,
-    "09.3": accumulate,
-    "09.4": train_right,
-    "09.5": EpochBatches,
+    "09.1": next_token,
+    "09.2": changed(),
+    "09.3": write_batch,
+    "09.4": lambda pieces, stop: "".join(pieces).partition(stop)[0],
+    "09.5": typical,
 }
 
 
+def using(**options):
+    return lambda *args: next_token(*args, **options)
+
+
 WRONG = [
-    ("09.1", in_place, "changes the rows"),
-    ("09.1", twice, "4 inputs and 4 targets"),
-    ("09.1", unmasked, "learns to predict padding"),
-    ("09.1", copies, "learn to copy"),
-    ("09.1", masked_inputs, "not a token"),
-    ("09.1", fixed_pad, "id of the padding"),
-    ("09.2", EXPECTED | {QUESTIONS[0]: 10.97}, "in bits"),
-    ("09.2", EXPECTED | {QUESTIONS[1]: 1.0}, "in bits"),
-    ("09.2", EXPECTED | {QUESTIONS[2]: 0.75}, "the sign is not"),
-    ("09.2", EXPECTED | {QUESTIONS[3]: 1}, "and so does the truth"),
-    ("09.2", EXPECTED | {QUESTIONS[4]: 2e9}, "twice that backward"),
-    ("09.2", EXPECTED | {QUESTIONS[5]: 0.05}, "up to the sign"),
-    ("09.2", EXPECTED | {QUESTIONS[6]: 1.0}, "the same factor"),
-    ("09.2", EXPECTED | {QUESTIONS[6]: ...}, "not filled in"),
-    ("09.2", EXPECTED | {QUESTIONS[0]: "ln V"}, "write a number"),
-    ("09.2", [7.6], "a dictionary"),
-    ("09.3", mean_of_means, "average the batches' means"),
-    ("09.3", undivided, "forgot to divide"),
-    ("09.3", all_positions, "label -100 do not count"),
-    ("09.3", one_large_batch, "was called 1 times"),
-    ("09.3", one_backward, "backward after each batch"),
-    ("09.3", no_return, "return the mean loss as well"),
-    ("09.3", keeps_old, "adds to the old gradients"),
-    ("09.3", wrong_loss, "you return"),
-    ("09.4", with_mistakes("softmax", "shift", "clear", "clip"), "mistakes are left"),
-    ("09.4", with_mistakes("softmax"), "softmax is still taken twice"),
-    ("09.4", with_mistakes("shift"), "shifts them once more"),
-    ("09.4", with_mistakes("clear"), "gradients of earlier steps"),
-    ("09.4", with_mistakes("clip"), "between backward() and step()"),
-    ("09.4", cleared_too_late, "no parameter has moved"),
-    ("09.4", two_steps, "end elsewhere"),
-    ("09.4", clipped_one_by_one, "that of their joint length"),
-    ("09.4", returns_nothing, "now return the last loss"),
-    ("09.5", SameOrder, "same order"),
-    ("09.5", InOrder, "shuffle them"),
-    ("09.5", Random, "each of 0, 10"),
-    ("09.5", Apart, "each of 0, 10"),
-    ("09.5", Forgetful, "goes on with other windows"),
-    ("09.5", TensorState, "not plain data"),
-    ("09.5", OnlyEpoch, "goes on with other windows"),
-    ("09.5", Unseeded, "generator of your own"),
-    ("09.5", NoSeed, "another seed gives the same order"),
-    ("09.5", Unshifted, "not the tokens that follow"),
-    ("09.5", TooMany, "with 100 tokens your source raises"),
-    ("09.5", Places, "not their places"),
+    ("09.1", using(power=lambda t: t), "wrong way round"),
+    ("09.1", using(power=lambda t: 1), "changes nothing"),
+    ("09.1", softmax_of_probabilities, "softmax takes logits"),
+    ("09.1", using(cut=False), "nothing is cut"),
+    ("09.1", using(crossing=False), "belongs to what is kept"),
+    ("09.1", using(scale=False), "sums to less than 1"),
+    ("09.1", using(best=True), "in the order of the list"),
+    ("09.1", using(cold=True), "the temperature comes first"),
+    ("09.1", from_zero_on, "u = 0: token 0 has been cut"),
+    ("09.1", lambda probs, t, p, u: 0, "I expected"),
+    ("09.1", lambda probs, t, p, u: 5, "there is no token 5"),
+    ("09.1", lambda probs, t, p, u: probs[0], "a whole number"),
+    ("09.2", changed(p75=3), "the first two have together"),
+    ("09.2", changed(p76=2), "right so far: 7 of 8"),
+    ("09.2", changed(k3=4), "exactly k are kept"),
+    ("09.2", changed(mt=2), "its square root"),
+    ("09.2", changed(k2=0.5), "must sum to 1"),
+    ("09.2", changed(t=0.25), "divide by their sum"),
+    ("09.2", changed(hot=...), "not filled in yet"),
+    ("09.2", changed(m="two"), "write a number"),
+    ("09.3", lambda *args: write_batch(*args, named=False), "which row is it?"),
+    ("09.3", lambda *args: write_batch(*args, remove=True), "while a loop runs over it"),
+    (
+        "09.3",
+        lambda *args: write_batch(*args, named=False, remove=True),
+        "two mistakes are left",
+    ),
+    ("09.3", lambda *args: [row[:-1] for row in write_batch(*args)], "written alone it is"),
+    ("09.3", lambda *args: write_batch(*args, guard=False), "nothing left to stack"),
+    ("09.3", lambda *args: write_batch(*args, run_on=True), "goes on after its end token"),
+    ("09.3", lambda *args: write_batch(*args)[:-1], "you return"),
+    ("09.4", lambda pieces, stop: "".join(pieces), "across two pieces"),
+    ("09.4", in_pieces, "across two pieces"),
+    ("09.4", lambda pieces, stop: "".join(pieces).partition(stop)[0] + stop, "is still there"),
+    (
+        "09.4",
+        lambda pieces, stop: (
+            "".join(pieces).rpartition(stop)[0] if stop in "".join(pieces) else "".join(pieces)
+        ),
+        "instead of the first",
+    ),
+    ("09.5", keep, "the most probable tokens"),
+    ("09.5", lambda probs, mass: [len(probs) - 1], "I expected"),
+    ("09.5", lambda probs, mass: [], "you kept no token"),
+    ("09.5", unsorted, "return their indices in order"),
 ]
 
 
-def test_other_right_answers():
-    assert grade("09.4", cleared_after).status == "correct"
-    assert grade("09.3", divided_last).status == "correct"
-    assert grade("09.3", lambda *_: None).status == "unsolved"
-    assert grade("09.4", lambda *_: None).status == "unsolved"
+def test_another_right_answer_is_accepted():
+    from minillm.exercises import grade
+
+    for name, answer in (("09.1", next_token_with_torch), ("09.3", one_by_one)):
+        assert grade(name, answer).status == "correct", grade(name, answer).message
+
+
+def test_typical_agrees_with_transformers():
+    """The grader's idea of 08.5 is the one of transformers' TypicalLogitsWarper."""
+    from transformers.generation.logits_process import TypicalLogitsWarper
+
+    from minillm.exercises.sampling import _typical_set
+
+    probs = [0.4, 0.3, 0.15, 0.1, 0.05]
+    for mass in (0.2, 0.5, 0.9):
+        kept = TypicalLogitsWarper(mass)(None, torch.tensor([probs]).log())[0]
+        assert kept.isfinite().nonzero()[:, 0].tolist() == _typical_set(probs, mass)
+    assert math.isclose(sum(probs), 1)
