@@ -30,8 +30,8 @@ from tokenizers import Regex, Tokenizer, models, pre_tokenizers, trainers
 
 from minillm.stories.language import StoryLanguage
 from minillm.tokenizer.bpe import BPETokenizer
+from minillm.tokenizer.merges import count_words
 from minillm.tokenizer.pretokenizer import GPT2_PATTERN, GPT4_PATTERN, PreTokenizer
-from minillm.tokenizer.trainer import count_words
 
 SEPARATOR = "\n\n"
 

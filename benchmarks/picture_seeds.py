@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from minillm.config import ModelConfig
 from minillm.model import CausalLM
-from minillm.nn.vision import VisionConfig
-from minillm.nn.vlm import GatedCrossAttentionLayer, PictureConfig, PictureLM
+from minillm.models.pictures import GatedCrossAttentionLayer, PictureConfig, PictureLM
+from minillm.models.vision import VisionConfig
 from minillm.stories.scenes import COLORS, GLYPHS, sample_scene
 from minillm.training.loss import cross_entropy
 from minillm.training.optim import cosine_schedule

@@ -1,6 +1,6 @@
-"""`python -m minillm` is the command line of `minillm.cli`."""
+"""`python -m minillm` is the command line of `minillm.cli.main`."""
 
-from minillm.cli import run
+from minillm.cli.main import run
 
 if __name__ == "__main__":
     run()

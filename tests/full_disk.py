@@ -21,8 +21,9 @@ from pathlib import Path
 import torch
 from training_runs import small_disk
 
-import minillm.utils
+import minillm.files
 from minillm.config import ModelConfig
+from minillm.files import write_json
 from minillm.model import CausalLM
 from minillm.nn.lora import add_lora, save_adapter
 from minillm.pretrained.load import save_pretrained
@@ -30,7 +31,6 @@ from minillm.tokenizer.bpe import BPETokenizer
 from minillm.training.checkpoint import save_checkpoint
 from minillm.training.data import TokenDataset
 from minillm.training.run_folder import append_record, forget_after
-from minillm.utils import write_json
 
 PAGE = 4096  # what tmpfs counts in
 DISK = 100 * PAGE
@@ -129,7 +129,7 @@ def main(how: str, disk: Path) -> None:
     if how == "tmpfs":
         mount = ["mount", "-t", "tmpfs", "-o", f"size={DISK}", "none", str(disk)]
         subprocess.run(mount, check=True)
-    minillm.utils.check_space = lambda *_: None  # the disk fills up after it was asked
+    minillm.files.check_space = lambda *_: None  # the disk fills up after it was asked
     for name, write in WRITERS.items():
         for free in range(0, DISK, PAGE if how == "tmpfs" else 1000):
             folder = disk / f"{name} {free}"

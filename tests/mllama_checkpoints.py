@@ -7,7 +7,7 @@ from transformers.models.mllama.modeling_mllama import (
     _prepare_cross_attention_mask,
 )
 
-from minillm.nn.mllama import MllamaText, picture_mask
+from minillm.models.mllama import MllamaText, picture_mask
 
 V, IMAGE = 50, 50
 BASE = {

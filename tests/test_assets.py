@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from minillm.cli import options, parser, read_run_info, stories
+from minillm.cli.main import options, parser, read_run_info, stories
 from minillm.fast.packed import PackedLM
 from minillm.generation.decoding import generate, stream_text
 from minillm.generation.sampling import Sampler

@@ -13,16 +13,16 @@ from minillm.checks import check_mask, check_texts, check_utf8, quoted, texts_of
 from minillm.config import ModelConfig
 from minillm.generation.decoding import StoppingCriteria, generate
 from minillm.model import CausalLM
+from minillm.models.mllama import MllamaConfig, MllamaText
+from minillm.models.pictures import PictureConfig, PictureLM
+from minillm.models.qwen_vl import QwenVisionConfig, QwenVL, QwenVLConfig
+from minillm.models.seq2seq import EncoderDecoder, Seq2SeqConfig
+from minillm.models.vision import VisionConfig
 from minillm.ngram import NGramModel
-from minillm.nn.mllama import MllamaConfig, MllamaText
-from minillm.nn.qwen_vl import QwenVisionConfig, QwenVL, QwenVLConfig
-from minillm.nn.seq2seq import EncoderDecoder, Seq2SeqConfig
-from minillm.nn.vision import VisionConfig
-from minillm.nn.vlm import PictureConfig, PictureLM
 from minillm.tokenizer.bpe import BPETokenizer
 from minillm.tokenizer.hf_json import DIGEST, arguments, to_json
+from minillm.tokenizer.merges import count_words
 from minillm.tokenizer.pretokenizer import GPT4_PATTERN, PreTokenizer
-from minillm.tokenizer.trainer import count_words
 from minillm.training.sft import conversation_example
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from minillm import fence
 from minillm.tokenizer.bpe import BPETokenizer
-from minillm.tokenizer.chat import render_answers, render_chat
+from minillm.tokenizer.chat_template import render_answers, render_chat
 
 ROOT = Path(__file__).resolve().parents[1]
 TALK = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}]

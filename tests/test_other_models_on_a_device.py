@@ -13,8 +13,8 @@ from minillm.generation.conversation import Conversation
 from minillm.generation.decoding import stream_text
 from minillm.generation.sampling import Sampler
 from minillm.model import CausalLM
-from minillm.nn.vision import VisionTransformer
-from minillm.nn.vlm import PictureLM
+from minillm.models.pictures import PictureLM
+from minillm.models.vision import VisionTransformer
 from minillm.tokenizer.bpe import BPETokenizer
 
 NEW = {"max_new_tokens": 4, "min_new_tokens": 4}

@@ -80,6 +80,7 @@ for name in {OPTIONAL!r}:
     sys.modules[name] = None  # as if it were not installed
 import minillm
 names = [m.name for m in pkgutil.walk_packages(minillm.__path__, "minillm.")]
+names.remove("minillm.exercises")  # it says where the graders are: see below
 for name in names:
     importlib.import_module(name)
 print(minillm.__file__, *names, sep="\\n")
@@ -113,6 +114,7 @@ def test_a_wheel_in_a_fresh_environment_imports_every_module(tmp_path):
     """Only the needed libraries are lent to it: the optional ones are hidden."""
     wheel = build_wheel(tmp_path)
     sources = {p.relative_to(ROOT).as_posix() for p in (ROOT / "minillm").rglob("*.py")}
+    sources = {name for name in sources if not name.startswith("minillm/exercises/")}
     grammars = {p.relative_to(ROOT).as_posix() for p in (ROOT / "minillm").rglob("*.txt")}
     packed = {n for n in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in n}
     assert packed == sources | grammars | {"minillm/py.typed"}
@@ -127,7 +129,9 @@ def test_a_wheel_in_a_fresh_environment_imports_every_module(tmp_path):
     # them, are not read.
     libraries = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}
     code = f"import sys; sys.path += {sorted(libraries)!r}\n" + IMPORT_ALL
-    code += "from minillm import StoryLanguage; print(len(StoryLanguage('zh').corpus(1, seed=0)))"
+    code += "from minillm import StoryLanguage; print(len(StoryLanguage('zh').corpus(1, seed=0)))\n"
+    code += "try: from minillm.exercises.plotting import figure\n"
+    code += "except ImportError as error: print(error, file=sys.stderr)\n"
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
     done = subprocess.run(
         [str(python), "-c", code], capture_output=True, text=True, cwd=outside, env=environment
@@ -136,4 +140,10 @@ def test_a_wheel_in_a_fresh_environment_imports_every_module(tmp_path):
     file, *names, stories = done.stdout.split()
     assert Path(file).is_relative_to(fresh) and stories == "1"
     dotted = {name.removesuffix(".py").removesuffix("/__init__") for name in sources}
+    dotted.remove("minillm/exercises")
     assert {"minillm", *names} == {name.replace("/", ".") for name in dotted}
+    assert "clone it, and run `pip install --editable .` there" in done.stderr
+
+
+def test_an_editable_install_has_the_graders():
+    assert "check" in run("from minillm import exercises; print(dir(exercises))")

@@ -14,7 +14,7 @@ import pytest
 import torch
 from windows_rules import POSIX_ONLY
 
-from minillm.cli import END, main, stories
+from minillm.cli.main import END, main, stories
 from minillm.config import ModelConfig
 from minillm.model import CausalLM
 from minillm.pretrained.load import from_pretrained, save_pretrained
@@ -127,7 +127,7 @@ def test_a_run_is_trained_resumed_and_read(tmp_path):
     code = """
         import shutil, sys
         from pathlib import Path
-        from minillm.cli import main
+        from minillm.cli.main import main
 
         out, words = Path(sys.argv[1]), sys.argv[2:]
         assert main(["train", "--output-dir", str(out), *words]) == 0
@@ -153,7 +153,7 @@ def test_a_text_file_is_trained_on_and_resumed(tmp_path, layout):
     text.write_bytes(END.join(f"the {i} cats\r\nsat on {i} mats" for i in range(300)).encode())
     code = """
         import sys
-        from minillm.cli import main
+        from minillm.cli.main import main
         assert main(sys.argv[1:]) == 0
         assert main([*sys.argv[1:], "--resume", "--steps", "6"]) == 1  # another schedule
         assert main([*sys.argv[1:], "--resume"]) == 0
@@ -217,7 +217,7 @@ def test_tokenizers_are_saved_over_what_they_were_loaded_from(tmp_path):
     code = """
         import sys
         from minillm.tokenizer import BPETokenizer
-        from minillm.tokenizer.hf_wrapper import load_tokenizer
+        from minillm.tokenizer.wrapped import load_tokenizer
         for folder in sys.argv[1:]:
             for _ in range(2):
                 tokenizer = load_tokenizer(folder)

@@ -13,23 +13,24 @@ import pytest
 import torch
 from interruptions import Interruption
 
-from minillm import cli
+from minillm.cli import main as cli
 from minillm.config import ModelConfig
 from minillm.fast import export
+from minillm.files import recover, replacing, transaction, write_json
 from minillm.model import CausalLM
 from minillm.nn.lora import add_lora, save_adapter
 from minillm.pretrained.load import write_checkpoint
 from minillm.tokenizer.bpe import BPETokenizer
-from minillm.tokenizer.hf_wrapper import WrappedTokenizer
+from minillm.tokenizer.wrapped import WrappedTokenizer
 from minillm.training import run_folder
 from minillm.training.checkpoint import CheckpointError, newest_checkpoint, save_checkpoint
 from minillm.training.data import TokenDataset
 from minillm.training.run_folder import append_record, forget_after
-from minillm.utils import recover, replacing, transaction, write_json
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tools"))
-import build
 import execute
+
+import build
 
 # Each writes into a folder; what it writes says which of the two times it is, 0 or 1.
 

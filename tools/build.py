@@ -39,7 +39,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import NoReturn
 
-from minillm.utils import replacing
+from minillm.files import replacing
 
 ROOT = Path(__file__).resolve().parents[1]
 SHELVES = ("", "deeper/", "beyond/")  # folders of notebooks that are sources

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from minillm.exercises import check_numbers, exercise
+from minillm.models.qwen_vl import mrope_positions
 from minillm.nn.attention import softmax
-from minillm.nn.qwen_vl import mrope_positions
 
 Layout = list[Any]  # numbers of words, and pairs: rows and columns of a picture's features
 

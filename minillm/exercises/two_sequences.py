@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from minillm.exercises import check_numbers, exercise
-from minillm.nn.seq2seq import EncoderDecoder, Seq2SeqConfig, shift_right
+from minillm.models.seq2seq import EncoderDecoder, Seq2SeqConfig, shift_right
 
 
 def _shape(x: Any) -> str:

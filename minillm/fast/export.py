@@ -20,10 +20,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 
+from minillm.files import replacing, transaction
 from minillm.generation.decoding import context_length
 from minillm.model import CausalLM
 from minillm.nn.attention import build_mask
-from minillm.utils import replacing, transaction
 
 __all__ = [
     "OPSETS",

@@ -20,9 +20,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from minillm.fence import matches
+from minillm.files import read_json, recover, resolve, transaction, write_json, write_tensors
 from minillm.pretrained.load import tensors_of
 from minillm.pretrained.weights import join_qkv, layer_name, split_qkv
-from minillm.utils import read_json, recover, resolve, transaction, write_json, write_tensors
 
 __all__ = [
     "NF4_LEVELS",
@@ -371,7 +371,7 @@ def save_adapter(
     """Write the adapters, and nothing else of the model, as peft does; peft and we can read them.
 
     `base` is the folder or the repository of the model that they belong to, for peft to find. Saved
-    over an older adapter, the new one takes its place as a whole (`minillm.utils.transaction`).
+    over an older adapter, the new one takes its place as a whole (`minillm.files.transaction`).
 
     Raises: ValueError, before anything is written, if there are no adapters, if peft's files cannot
         hold them, if one is NaN or infinite, or if the folder holds a model.

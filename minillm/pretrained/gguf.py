@@ -30,8 +30,8 @@ from minillm.nn.rope_scaling import rope_frequencies
 from minillm.pretrained.weights import check_apart
 from minillm.tokenizer.bpe import BPETokenizer
 from minillm.tokenizer.hf_json import check_merges, unspell
+from minillm.tokenizer.patterns import SMOLLM_PATTERNS
 from minillm.tokenizer.pretokenizer import GPT2_PATTERN, LLAMA3_PATTERN, QWEN2_PATTERN
-from minillm.tokenizer.several_patterns import SMOLLM_PATTERNS
 
 __all__ = [
     "Header",

@@ -22,13 +22,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from minillm.config import ModelConfig
-from minillm.model import CausalLM
-from minillm.nn.layers import ACTIVATIONS
-from minillm.pretrained.changes import check_unchanged
-from minillm.pretrained.families import check_value
-from minillm.pretrained.weights import DTYPES, read_weights, write_weights
-from minillm.tokenizer.hf_wrapper import load_tokenizer
-from minillm.utils import (
+from minillm.files import (
     MOST_BYTES,
     parse_json,
     read_json,
@@ -38,6 +32,12 @@ from minillm.utils import (
     write_json,
     write_tensors,
 )
+from minillm.model import CausalLM
+from minillm.nn.layers import ACTIVATIONS
+from minillm.pretrained.changes import check_unchanged
+from minillm.pretrained.families import check_value
+from minillm.pretrained.weights import DTYPES, read_weights, write_weights
+from minillm.tokenizer.wrapped import load_tokenizer
 
 __all__ = ["from_pretrained", "save_pretrained"]
 
@@ -214,7 +214,7 @@ def save_pretrained(
     """Write `config.json`, the weights (in several files if they are large) and the tokenizer.
 
     Saved over an older model, the new one takes its place as a whole (see
-    `minillm.utils.transaction`): if the save is interrupted at whatever moment, `from_pretrained`
+    `minillm.files.transaction`): if the save is interrupted at whatever moment, `from_pretrained`
     finds the older model or the new one, and never parts of both. The older one's weights and
     `generation_config.json` go, and its tokenizer if a new one is given; other files stay.
     Of a `PackedLM` the model is saved that it was made from; adapters (`minillm.nn.lora`) must be

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from minillm.config import ModelConfig
-from minillm.nn.mllama import MllamaConfig, MllamaText
+from minillm.files import read_json, resolve
+from minillm.models.mllama import MllamaConfig, MllamaText
 from minillm.pretrained.changes import check_unchanged
 from minillm.pretrained.load import (
     LOST,
@@ -27,7 +28,6 @@ from minillm.pretrained.load import (
     read_tensors,
     write_checkpoint,
 )
-from minillm.utils import read_json, resolve
 
 __all__ = ["load", "read_config", "save"]
 

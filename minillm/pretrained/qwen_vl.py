@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from minillm.config import ModelConfig
-from minillm.nn.qwen_vl import QwenVisionConfig, QwenVL, QwenVLConfig
+from minillm.files import read_json, resolve
+from minillm.models.qwen_vl import QwenVisionConfig, QwenVL, QwenVLConfig
 from minillm.pretrained.changes import check_unchanged
 from minillm.pretrained.families import ACTIVATION_NAMES
 from minillm.pretrained.load import (
@@ -29,7 +30,6 @@ from minillm.pretrained.load import (
     read_tensors,
     write_checkpoint,
 )
-from minillm.utils import read_json, resolve
 
 __all__ = ["load", "read_config", "save"]
 

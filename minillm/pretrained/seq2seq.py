@@ -16,7 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from minillm.nn.seq2seq import EncoderDecoder, Seq2SeqConfig, sinusoids
+from minillm.files import read_json, resolve
+from minillm.models.seq2seq import EncoderDecoder, Seq2SeqConfig, sinusoids
 from minillm.pretrained.changes import check_unchanged
 from minillm.pretrained.families import ACTIVATION_NAMES
 from minillm.pretrained.load import (
@@ -29,7 +30,6 @@ from minillm.pretrained.load import (
     write_checkpoint,
 )
 from minillm.pretrained.weights import check_apart
-from minillm.utils import read_json, resolve
 
 __all__ = ["load", "read_config", "save"]
 

@@ -17,8 +17,9 @@ import torch
 from torch import Tensor
 
 from minillm.config import ModelConfig
-from minillm.nn.vision import VisionConfig, VisionTransformer
-from minillm.nn.vlm import PictureConfig, PictureLM
+from minillm.files import read_json, resolve
+from minillm.models.pictures import PictureConfig, PictureLM
+from minillm.models.vision import VisionConfig, VisionTransformer
 from minillm.pretrained.changes import check_unchanged
 from minillm.pretrained.families import ACTIVATION_NAMES
 from minillm.pretrained.load import (
@@ -32,7 +33,6 @@ from minillm.pretrained.load import (
     write_checkpoint,
 )
 from minillm.pretrained.weights import check_apart, read_weights, write_weights
-from minillm.utils import read_json, resolve
 
 __all__ = ["load", "load_llava", "read_config", "read_llava_config", "save", "save_llava"]
 

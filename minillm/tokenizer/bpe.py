@@ -1,7 +1,7 @@
 """A byte-pair tokenizer: any text to ids and back, special tokens apart.
 
 Ranks map the bytes of each token to its rank, which is also its id. Explained in notebook 02.
-Training lives in `minillm.tokenizer.trainer`, file formats in `minillm.tokenizer.hf_json`; both are
+Training lives in `minillm.tokenizer.merges`, file formats in `minillm.tokenizer.hf_json`; both are
 imported when they are asked for.
 """
 
@@ -353,7 +353,7 @@ class BPETokenizer:
             these are one string, or the same twice, or hold none that could begin a text; for the
             name of a file instead of its text.
         """
-        from minillm.tokenizer.trainer import byte_alphabet, count_words, learn_merges
+        from minillm.tokenizer.merges import byte_alphabet, count_words, learn_merges
 
         if isinstance(special_tokens, str) or len({*special_tokens}) < len(special_tokens):
             raise ValueError(
@@ -400,7 +400,7 @@ class BPETokenizer:
 
         Raises: ValueError if there is no template, or if a message spells a special token.
         """
-        from minillm.tokenizer.chat import render_chat
+        from minillm.tokenizer.chat_template import render_chat
 
         text = render_chat(self, messages, add_generation_prompt=add_generation_prompt)
         return self._encode_parts(text, "all")
@@ -485,7 +485,7 @@ def find_merges(ranks: Mapping[bytes, int]) -> Iterator[tuple[bytes, list[bytes]
 
 
 if TYPE_CHECKING:
-    from minillm.tokenizer.trainer import Ties
+    from minillm.tokenizer.merges import Ties
 
 if TYPE_CHECKING:
     import tiktoken

@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from minillm.checks import check_utf8, quoted
+from minillm.files import read_json, recover, transaction
 from minillm.tokenizer.bpe import find_merges, is_id, merge_word
-from minillm.tokenizer.chat import choose_template
+from minillm.tokenizer.chat_template import choose_template
+from minillm.tokenizer.merges import bytes_to_unicode
 from minillm.tokenizer.pretokenizer import GPT2_PATTERN
-from minillm.tokenizer.trainer import bytes_to_unicode
-from minillm.utils import read_json, recover, transaction
 
 __all__ = [
     "CONFIG_FIELDS",

@@ -82,7 +82,7 @@ class PreTokenizer:
     def __init__(self, pattern: str) -> None:
         self.published = pattern in PATTERNS.values()
         if not self.published:
-            from minillm.tokenizer.several_patterns import check_pattern
+            from minillm.tokenizer.patterns import check_pattern
 
             check_pattern(pattern)
         try:
@@ -161,6 +161,6 @@ def make_pre_tokenizer(pattern: str | Sequence[str]) -> PreTokenizer:
     """What cuts text by a pattern, or by several, one after another."""
     if isinstance(pattern, str) or len(pattern) == 1:
         return PreTokenizer(pattern if isinstance(pattern, str) else pattern[0])
-    from minillm.tokenizer.several_patterns import SeveralPatterns
+    from minillm.tokenizer.patterns import SeveralPatterns
 
     return SeveralPatterns(pattern)

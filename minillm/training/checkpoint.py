@@ -21,7 +21,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from minillm.utils import read_json, sync
+from minillm.files import read_json, sync
 
 __all__ = [
     "FORMAT",

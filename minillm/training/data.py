@@ -130,7 +130,7 @@ def _write_tokens(
     path: Path, documents: Iterable[list[int]], *, vocab_size: int, end_id: int
 ) -> None:
     """Write documents one by one, each with an end token; the file appears when it is whole."""
-    from minillm.utils import replacing
+    from minillm.files import replacing
 
     dtype, count = np.dtype("<u2" if vocab_size <= 2**16 else "<u4"), 0
     with replacing(path) as temporary, open(temporary, "w+b") as file:

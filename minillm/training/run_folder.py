@@ -16,8 +16,8 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
+from minillm.files import replacing
 from minillm.training.checkpoint import checkpoints
-from minillm.utils import replacing
 
 __all__ = ["FolderLock", "append_record", "check_free", "forget_after"]
 

@@ -19,7 +19,7 @@ from torch.nn.utils.rnn import pad_sequence
 from minillm.checks import check_utf8
 from minillm.model import CausalLM
 from minillm.nn.attention import causal_mask
-from minillm.tokenizer.chat import render_answers
+from minillm.tokenizer.chat_template import render_answers
 from minillm.training.data import check_settings, count_in, document_row
 from minillm.training.documents import share_rows
 

@@ -5,7 +5,7 @@ import torch
 
 from minillm.exercises import grade
 from minillm.exercises.pictures import COSTS, picture_mask, pixel_shuffle
-from minillm.nn.vision import cut_patches
+from minillm.models.vision import cut_patches
 
 PATCHES, VECTORS, WEIGHTS, DOUBLED, SCORES, BYTES = COSTS
 

@@ -16,7 +16,7 @@ from minillm.generation.sampling import Sampler
 from minillm.model import CausalLM
 from minillm.pretrained.load import save_pretrained
 from minillm.tokenizer.bpe import BPETokenizer
-from minillm.tokenizer.hf_wrapper import WrappedTokenizer
+from minillm.tokenizer.wrapped import WrappedTokenizer
 
 CHATML = (
     "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}"

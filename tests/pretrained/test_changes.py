@@ -18,12 +18,12 @@ import minillm.nn.layers as layers
 from minillm.config import ModelConfig
 from minillm.generation.decoding import generate
 from minillm.model import CausalLM
+from minillm.models.pictures import PictureLM
+from minillm.models.vision import VisionTransformer
 from minillm.nn.layers import ACTIVATIONS, GatedMLP, RMSNorm
 from minillm.nn.lora import add_lora, merge
 from minillm.nn.multihead import MultiHeadAttention
 from minillm.nn.rope import RotaryEmbedding
-from minillm.nn.vision import VisionTransformer
-from minillm.nn.vlm import PictureLM
 from minillm.pretrained.load import from_pretrained, save_pretrained
 
 

@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizer_texts import END, NATURAL
 
-from minillm.cli import main
+from minillm.cli.main import main
 from minillm.config import ModelConfig
 from minillm.generation.decoding import generate
 from minillm.nn.rope_scaling import rope_frequencies

@@ -14,7 +14,7 @@ from transformers.models.mllama.modeling_mllama import (
 )
 
 from minillm.config import ModelConfig
-from minillm.nn.mllama import MllamaConfig, MllamaText
+from minillm.models.mllama import MllamaConfig, MllamaText
 
 transformers.logging.set_verbosity_error()
 transformers.logging.disable_progress_bar()

@@ -10,7 +10,7 @@ from qwen_vl_checkpoints import CASES, LAYOUTS, draw, make, pair
 from safetensors.torch import load_file, save_file
 from transformers.models.qwen2_vl.modeling_qwen2_vl import Qwen2VLForConditionalGeneration
 
-from minillm.nn.qwen_vl import QwenVL
+from minillm.models.qwen_vl import QwenVL
 from minillm.pretrained.qwen_vl import read_config
 
 transformers.logging.set_verbosity_error()

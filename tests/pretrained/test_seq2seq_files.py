@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from seq2seq_checkpoints import CASES, batch, make, pair
 
 import minillm
-from minillm.nn.seq2seq import EncoderDecoder, Seq2SeqConfig
+from minillm.models.seq2seq import EncoderDecoder, Seq2SeqConfig
 from minillm.pretrained.seq2seq import read_config
 
 transformers.logging.set_verbosity_error()

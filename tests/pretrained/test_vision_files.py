@@ -18,8 +18,8 @@ from vision_checkpoints import (
 )
 
 from minillm.config import ModelConfig
-from minillm.nn.vision import VisionConfig, VisionTransformer
-from minillm.nn.vlm import PictureConfig, PictureLM
+from minillm.models.pictures import PictureConfig, PictureLM
+from minillm.models.vision import VisionConfig, VisionTransformer
 from minillm.pretrained.vision import read_config, read_llava_config
 
 transformers.logging.set_verbosity_error()

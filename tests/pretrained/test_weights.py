@@ -10,11 +10,11 @@ from safetensors.torch import load_file, save_file
 
 from minillm.config import ModelConfig
 from minillm.model import CausalLM
-from minillm.nn.mllama import MllamaConfig, MllamaText
-from minillm.nn.qwen_vl import QwenVisionConfig, QwenVL, QwenVLConfig
-from minillm.nn.seq2seq import EncoderDecoder, Seq2SeqConfig
-from minillm.nn.vision import VisionConfig, VisionTransformer
-from minillm.nn.vlm import PictureConfig, PictureLM
+from minillm.models.mllama import MllamaConfig, MllamaText
+from minillm.models.pictures import PictureConfig, PictureLM
+from minillm.models.qwen_vl import QwenVisionConfig, QwenVL, QwenVLConfig
+from minillm.models.seq2seq import EncoderDecoder, Seq2SeqConfig
+from minillm.models.vision import VisionConfig, VisionTransformer
 from minillm.pretrained.load import save_pretrained
 
 FILE = "model.safetensors"

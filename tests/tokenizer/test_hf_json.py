@@ -27,8 +27,8 @@ from transformers.convert_slow_tokenizer import TikTokenConverter
 
 from minillm.tokenizer.bpe import BPETokenizer
 from minillm.tokenizer.hf_json import DIGEST, spell, unspell
-from minillm.tokenizer.hf_wrapper import WrappedTokenizer, load_tokenizer
 from minillm.tokenizer.pretokenizer import GPT2_PATTERN, GPT4_PATTERN, QWEN2_PATTERN
+from minillm.tokenizer.wrapped import WrappedTokenizer, load_tokenizer
 
 TEXTS = [*NATURAL.values(), "", " ", "\n\n  a", "zqzqzq", "e\u0301"]
 CHATML = (

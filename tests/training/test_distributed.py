@@ -19,7 +19,7 @@ from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from torch.distributed.fsdp import FSDPModule
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from minillm.cli import main
+from minillm.cli.main import main
 from minillm.training import checkpoint, distributed
 from minillm.training.checkpoint import CheckpointError
 from minillm.training.trainer import TrainConfig, Trainer
@@ -40,7 +40,7 @@ KINDS = {
 WORKER = """
     import faulthandler, json, os, shutil, sys
     from minillm.training import distributed
-    from minillm.cli import main
+    from minillm.cli.main import main
 
     faulthandler.dump_traceback_later(200, exit=True)  # whoever waits in vain says where
     distributed.stop = lambda: None  # one group serves all commands

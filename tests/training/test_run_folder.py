@@ -26,7 +26,7 @@ from training_runs import (
     tiny,
 )
 
-from minillm.cli import main
+from minillm.cli.main import main
 from minillm.training import checkpoint
 from minillm.training.checkpoint import (
     CheckpointError,

@@ -16,8 +16,8 @@ from minillm.config import ModelConfig
 from minillm.model import CausalLM
 from minillm.stories.language import StoryLanguage
 from minillm.tokenizer.bpe import BPETokenizer
-from minillm.tokenizer.chat import render_answers
-from minillm.tokenizer.hf_wrapper import load_tokenizer
+from minillm.tokenizer.chat_template import render_answers
+from minillm.tokenizer.wrapped import load_tokenizer
 from minillm.training.documents import DocumentBatches, StoryDocuments
 from minillm.training.loss import cross_entropy
 from minillm.training.sft import (

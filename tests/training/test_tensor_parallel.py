@@ -15,7 +15,7 @@ import torch.distributed as dist
 from safetensors.torch import load_file
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from minillm.cli import main
+from minillm.cli.main import main
 from minillm.config import ModelConfig
 from minillm.fast.export import export_step, int8_copy, prune_vocabulary
 from minillm.model import CausalLM
@@ -47,7 +47,7 @@ WORKER = """
     faulthandler.dump_traceback_later(200, exit=True)  # whoever waits in vain says where
     torch.set_num_threads(1)
     from torch.distributed.tensor.debug import CommDebugMode
-    from minillm.cli import main
+    from minillm.cli.main import main
     from minillm.config import ModelConfig
     from minillm.generation.decoding import generate
     from minillm.model import CausalLM

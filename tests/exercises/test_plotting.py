@@ -8,7 +8,7 @@ import torch
 
 mpl.use("agg")
 
-from minillm.plotting import attention_map, figure, html_tokens, label_lines, visible
+from minillm.exercises.plotting import attention_map, figure, html_tokens, label_lines, visible
 
 
 def test_labels_stand_apart_at_the_right_end_and_inside():

@@ -18,11 +18,11 @@ from minillm.cache.base import KVCache
 from minillm.config import ModelConfig
 from minillm.generation.decoding import generate
 from minillm.model import CausalLM, count_parameters
+from minillm.models.vision import VisionConfig, VisionTransformer, check_floats
 from minillm.modes import EvalMode
 from minillm.nn.attention import attention
 from minillm.nn.layers import ACTIVATIONS, GatedMLP, RMSNorm
 from minillm.nn.multihead import check_input, check_sizes, merge_heads, split_heads
-from minillm.nn.vision import VisionConfig, VisionTransformer, check_floats
 
 __all__ = [
     "Beholder",

@@ -5,14 +5,14 @@ import torch
 from vision_checkpoints import LLAVAS, PLACEHOLDER, make_llava, pictures_for, save
 
 from minillm.config import ModelConfig
-from minillm.nn.vision import VisionConfig
-from minillm.nn.vlm import (
+from minillm.models.pictures import (
     GatedCrossAttentionLayer,
     PictureConfig,
     PictureLM,
     Projector,
     put_pictures,
 )
+from minillm.models.vision import VisionConfig
 
 
 def mllama_layer(C, H, G, F, act="silu"):

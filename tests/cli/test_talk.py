@@ -12,8 +12,8 @@ import sys
 import pytest
 import torch
 
-from minillm import cli
-from minillm.cli import main
+from minillm.cli import main as cli
+from minillm.cli.main import main
 from minillm.config import ModelConfig
 from minillm.generation import conversation as conversations
 from minillm.generation.conversation import Conversation

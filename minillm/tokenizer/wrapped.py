@@ -16,11 +16,11 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from minillm.files import transaction, write_json
 from minillm.tokenizer.bpe import BEGIN_TOKENS, END_TOKENS, BPETokenizer, StreamDecoder
-from minillm.tokenizer.chat import render_chat
+from minillm.tokenizer.chat_template import render_chat
 from minillm.tokenizer.hf_json import DIGEST, NAMES, read_config, read_tokenizer, unspell
 from minillm.tokenizer.pretokenizer import well_formed
-from minillm.utils import transaction, write_json
 
 if TYPE_CHECKING:
     from tokenizers.decoders import Decoder

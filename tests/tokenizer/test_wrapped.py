@@ -21,8 +21,8 @@ from minillm.model import CausalLM
 from minillm.pretrained.load import from_pretrained, save_pretrained
 from minillm.tokenizer.bpe import BPETokenizer
 from minillm.tokenizer.hf_json import DIGEST
-from minillm.tokenizer.hf_wrapper import WrappedTokenizer, load_tokenizer
 from minillm.tokenizer.pretokenizer import GPT4_PATTERN
+from minillm.tokenizer.wrapped import WrappedTokenizer, load_tokenizer
 
 TEXTS = [
     *NATURAL.values(),
@@ -440,7 +440,7 @@ def test_without_the_library(folder, monkeypatch):
 
 
 def test_the_library_is_imported_when_needed_only():
-    code = "import sys, minillm.tokenizer.hf_wrapper, minillm.tokenizer.hf_wrapper\n"
+    code = "import sys, minillm.tokenizer.wrapped, minillm.tokenizer.wrapped\n"
     code += "print([m for m in ('tokenizers', 'jinja2', 'torch') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

@@ -14,7 +14,7 @@ from transformers.models.mllama.processing_mllama import (
 from minillm.cache.base import CACHE_KINDS
 from minillm.config import ModelConfig
 from minillm.generation.sampling import Sampler
-from minillm.nn.mllama import EXTRA_TOKENS, MllamaConfig, MllamaText, picture_mask
+from minillm.models.mllama import EXTRA_TOKENS, MllamaConfig, MllamaText, picture_mask
 
 transformers.logging.set_verbosity_error()
 transformers.logging.disable_progress_bar()

@@ -8,7 +8,7 @@ import shutil
 import pytest
 from interruptions import Interruption, Stopped, windows
 
-from minillm.utils import (
+from minillm.files import (
     check_space,
     read_json,
     recover,
@@ -256,8 +256,8 @@ def test_the_same_key_in_two_objects_is_no_mistake(tmp_path):
 
 def test_json_that_would_fill_the_memory_is_not_read(tmp_path, monkeypatch):
     """An empty list takes 3 bytes of a file and 64 of memory."""
-    monkeypatch.setattr("minillm.utils.MOST_BYTES", 100)
-    monkeypatch.setattr("minillm.utils._MOST_VALUES", 9)
+    monkeypatch.setattr("minillm.files.MOST_BYTES", 100)
+    monkeypatch.setattr("minillm.files._MOST_VALUES", 9)
     for text in ('{"a":[1,2,3,4,5,6,7,8]}', '{"a":"' + "x" * 92 + '"}'):
         (tmp_path / "a.json").write_text(text, encoding="utf-8")
         assert read_json(tmp_path / "a.json") == json.loads(text)

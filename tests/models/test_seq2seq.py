@@ -19,7 +19,7 @@ from transformers.models.marian.modeling_marian import MarianSinusoidalPositiona
 from minillm.cache.base import CACHE_KINDS
 from minillm.generation.decoding import generate
 from minillm.generation.sampling import Sampler
-from minillm.nn.seq2seq import (
+from minillm.models.seq2seq import (
     CrossAttention,
     DecoderLayer,
     EncoderDecoder,

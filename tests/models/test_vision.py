@@ -5,7 +5,7 @@ import torch
 from torch.nn import functional as F
 from vision_checkpoints import TOWERS, make_tower, pictures_for, save
 
-from minillm.nn.vision import VisionConfig, VisionTransformer, cut_patches
+from minillm.models.vision import VisionConfig, VisionTransformer, cut_patches
 
 
 @pytest.fixture(scope="module", params=TOWERS)

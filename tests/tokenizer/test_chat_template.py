@@ -15,9 +15,9 @@ from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_toke
 
 from minillm import fence
 from minillm.tokenizer.bpe import BPETokenizer
-from minillm.tokenizer.chat import render_chat
-from minillm.tokenizer.hf_wrapper import load_tokenizer
+from minillm.tokenizer.chat_template import render_chat
 from minillm.tokenizer.pretokenizer import LLAMA3_PATTERN, QWEN2_PATTERN
+from minillm.tokenizer.wrapped import load_tokenizer
 
 # In the manner of Qwen: a system message is supplied if there is none.
 CHATML = """

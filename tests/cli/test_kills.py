@@ -11,7 +11,7 @@ import threading
 import pytest
 import torch
 
-from minillm.cli import main
+from minillm.cli.main import main
 from minillm.training.checkpoint import checkpoints, load_checkpoint
 
 # `python -m minillm train ...`, which says when it comes to the place of its death, and waits there

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
-from minillm.terminal import show, tell
+from minillm.cli.terminal import show, tell
 
 if TYPE_CHECKING:
     from minillm.generation.conversation import Conversation

@@ -15,14 +15,14 @@ from transformers import PreTrainedTokenizerFast
 
 from minillm.tokenizer.bpe import BPETokenizer
 from minillm.tokenizer.hf_json import DIGEST
-from minillm.tokenizer.hf_wrapper import load_tokenizer
+from minillm.tokenizer.patterns import DEEPSEEK_V3_PATTERNS, SMOLLM_PATTERNS
 from minillm.tokenizer.pretokenizer import (
     GPT2_PATTERN,
     GPT4_PATTERN,
     PreTokenizer,
     make_pre_tokenizer,
 )
-from minillm.tokenizer.several_patterns import DEEPSEEK_V3_PATTERNS, SMOLLM_PATTERNS
+from minillm.tokenizer.wrapped import load_tokenizer
 
 KNOWN = {"smollm": SMOLLM_PATTERNS, "deepseek": DEEPSEEK_V3_PATTERNS}
 OTHER = {

@@ -20,11 +20,11 @@ from minillm.checks import check_mask
 from minillm.config import ModelConfig
 from minillm.generation.decoding import generate
 from minillm.model import CausalLM, count_parameters
+from minillm.models.vision import check_floats
 from minillm.modes import EvalMode
 from minillm.nn.layers import ACTIVATIONS, MLP, LayerNorm
 from minillm.nn.multihead import MultiHeadAttention
 from minillm.nn.rope import RotaryEmbedding, Rotation, rope_periods
-from minillm.nn.vision import check_floats
 
 __all__ = [
     "PatchMerger",

@@ -21,7 +21,7 @@ import minillm
 from minillm.cache.base import CACHE_KINDS
 from minillm.config import ModelConfig
 from minillm.generation.sampling import Sampler
-from minillm.nn.qwen_vl import (
+from minillm.models.qwen_vl import (
     PatchMerger,
     QwenVisionConfig,
     QwenVL,

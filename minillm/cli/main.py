@@ -28,8 +28,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
-from minillm.terminal import prepare, show, tell, visible
-from minillm.utils import read_json, write_json
+from minillm.cli.terminal import prepare, show, tell, visible
+from minillm.files import read_json, write_json
 
 __all__ = ["main"]
 
@@ -290,7 +290,7 @@ def device(a: argparse.Namespace) -> Any:
     """
     import torch
 
-    from minillm.utils import pick_device
+    from minillm.device import pick_device
 
     name = a.device or os.environ.get("MINILLM_DEVICE")
     if not name:
@@ -539,7 +539,7 @@ def _show(record: dict[str, Any]) -> None:
 
 
 def _tokenizer(folder: Path) -> Any:
-    from minillm.tokenizer.hf_wrapper import load_tokenizer
+    from minillm.tokenizer.wrapped import load_tokenizer
 
     tokenizer = load_tokenizer(folder)
     if tokenizer is None:
@@ -741,13 +741,13 @@ def sampler(a: argparse.Namespace) -> Any:
 
 
 def chat(a: argparse.Namespace) -> None:
-    """Talk with a chat model, in a form that writes fast; see `minillm.chat`.
+    """Talk with a chat model, in a form that writes fast; see `minillm.cli.talk`.
 
     Raises: ValueError if the model has no chat template, or --system spells a special token.
     """
     import torch
 
-    from minillm.chat import talk
+    from minillm.cli.talk import talk
     from minillm.generation.conversation import Conversation
     from minillm.pretrained.load import from_pretrained
 

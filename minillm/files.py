@@ -1,6 +1,7 @@
-"""Small things that serve everywhere: files replaced whole or not at all, JSON, the device.
+"""Files and folders that are the old ones or the new ones, whatever the moment of a kill.
 
-Written by hand.
+`replacing` writes one file, `transaction` several of a folder together; files that are not ours
+stay. `read_json` reads what a stranger wrote. Written by hand.
 """
 
 from __future__ import annotations
@@ -21,8 +22,6 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
-
-__all__ = ["pick_device"]
 
 
 def sync(path: Path) -> None:
@@ -347,14 +346,3 @@ def write_json(path: Path, data: Mapping[str, Any]) -> None:
     with replacing(path) as temporary:
         text = json.dumps(data, ensure_ascii=False, indent=2, sort_keys=True)
         temporary.write_text(text + "\n", encoding="utf-8")
-
-
-def pick_device() -> torch.device:
-    """The best device of this machine, unless the environment variable MINILLM_DEVICE names one."""
-    import torch
-
-    if name := os.environ.get("MINILLM_DEVICE"):
-        return torch.device(name)
-    if torch.cuda.is_available():
-        return torch.device("cuda")
-    return torch.device("mps" if torch.backends.mps.is_available() else "cpu")

@@ -18,15 +18,15 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 from tokenizer_folders import write
 
-from minillm import cli
-from minillm.cli import END, main, sample_texts, stories
+from minillm.cli import main as cli
+from minillm.cli.main import END, main, sample_texts, stories
 from minillm.generation.decoding import generate
 from minillm.generation.sampling import Sampler
 from minillm.model import CausalLM
 from minillm.pretrained.load import from_pretrained
 from minillm.stories.language import StoryLanguage
 from minillm.tokenizer.bpe import BPETokenizer
-from minillm.tokenizer.hf_wrapper import load_tokenizer
+from minillm.tokenizer.wrapped import load_tokenizer
 from minillm.training.checkpoint import newest_checkpoint
 from minillm.training.evaluation import evaluate
 
@@ -428,7 +428,7 @@ def test_mistakes_are_one_line(trained, tmp_path, words, message, capsys):
 def test_help_is_quick_and_complete():
     code = """
 import sys
-from minillm.cli import main
+from minillm.cli.main import main
 for command in ([], ["train"], ["generate"], ["chat"], ["eval"]):
     try:
         main([*command, "--help"])
@@ -522,7 +522,7 @@ def test_a_number_out_of_range_is_named_as_the_option_that_was_typed(
 def test_a_mistake_is_found_before_torch_is_imported():
     code = """
 import sys
-from minillm.cli import main
+from minillm.cli.main import main
 assert main(["generate", "x", "--top-p", "2"]) == 1
 assert main(["train", "--output-dir", "x", "--lr", "-1"]) == 1
 assert "torch" not in sys.modules

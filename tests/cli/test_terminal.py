@@ -12,12 +12,13 @@ import pytest
 import torch
 from tqdm import tqdm
 
-from minillm import cli, terminal
-from minillm.cli import main
+from minillm import terminal
+from minillm.cli import main as cli
+from minillm.cli.main import main
+from minillm.cli.terminal import show, tell, visible
 from minillm.config import ModelConfig
 from minillm.model import CausalLM
 from minillm.pretrained.load import save_pretrained
-from minillm.terminal import show, tell, visible
 from minillm.tokenizer.bpe import BPETokenizer
 
 CLIPBOARD = "\x1b]52;c;cm0=\x07"
@@ -153,7 +154,7 @@ def test_output_is_unchanged_unless_it_is_a_terminal_and_errors_are_visible(monk
 def test_warnings_and_tracebacks_of_the_program_are_visible():
     code = """
 import warnings
-from minillm.terminal import prepare
+from minillm.cli.terminal import prepare
 prepare()
 warnings.warn("w \\x1b[2J")
 raise RuntimeError("e \\x1b[2J")
@@ -165,7 +166,7 @@ raise RuntimeError("e \\x1b[2J")
 
 
 def test_a_terminal_that_lacks_a_character_gets_a_mark_and_no_error():
-    code = "from minillm.terminal import *; prepare(); show('从 \\u202e'); tell('从 \\ud800')"
+    code = "from minillm.cli.terminal import *; prepare(); show('从 \\u202e'); tell('从 \\ud800')"
     env = {**os.environ, "PYTHONIOENCODING": "cp1252", "PYTHONUTF8": "0"}
     done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True)
     assert done.returncode == 0 and done.stdout.strip() == b"? ?"

@@ -18,9 +18,9 @@ from minillm.cache.base import KVCache
 from minillm.config import ModelConfig
 from minillm.generation.decoding import generate
 from minillm.model import CausalLM, count_parameters
+from minillm.models.pictures import GatedCrossAttentionLayer
+from minillm.models.vision import check_floats
 from minillm.modes import EvalMode
-from minillm.nn.vision import check_floats
-from minillm.nn.vlm import GatedCrossAttentionLayer
 
 __all__ = ["EXTRA_TOKENS", "MllamaConfig", "MllamaPrompt", "MllamaText", "picture_mask"]
 

@@ -17,8 +17,8 @@ from tokenizers import Regex, Tokenizer, models, pre_tokenizers, trainers
 from minillm.stories.language import StoryLanguage
 from minillm.tokenizer.bpe import BPETokenizer
 from minillm.tokenizer.hf_json import unspell
+from minillm.tokenizer.merges import byte_alphabet, count_words, learn_merges
 from minillm.tokenizer.pretokenizer import GPT2_PATTERN, GPT4_PATTERN, PreTokenizer
-from minillm.tokenizer.trainer import byte_alphabet, count_words, learn_merges
 
 
 def sources():
@@ -129,7 +129,7 @@ def test_large_corpora_are_counted_in_portions(monkeypatch):
     texts = [f"word{i % 7} and more, " * 5 for i in range(50)]
     pre = PreTokenizer(GPT4_PATTERN)
     expected = Counter(word for text in texts for word in pre.words(text))
-    monkeypatch.setattr("minillm.tokenizer.trainer.PORTION", 100)
+    monkeypatch.setattr("minillm.tokenizer.merges.PORTION", 100)
     assert count_words(texts, pre) == expected
 
 

@@ -1,0 +1,1 @@
+"""Whole models that are no Llama."""
