@@ -2,7 +2,7 @@
 
 A template can loop for years or fill the memory, with operators, filters, methods, macros, and
 before it is filled: Jinja computes constants as it compiles. No list of what is forbidden is long
-enough, so the process has limits: `SECONDS` for a task, `MEMORY` on Linux (elsewhere only the time
+enough, so the process has limits: `SECONDS` for a call, `MEMORY` on Linux (elsewhere only the time
 bounds what it takes), `ANSWER` bytes of text. A process that reaches one is ended, and the next
 task starts another. Written by hand; `minillm.fence_worker` is the other side.
 """
@@ -24,10 +24,10 @@ from typing import Any
 
 __all__ = ["SECONDS", "Time", "TooMuchError", "fill", "matches", "stop"]
 
-SECONDS = 10.0  # for one task; published templates take a thousandth of one
+SECONDS = 10.0  # for all of one call; an ordinary one takes a thousandth of a second
 MEMORY = 512 << 20  # bytes of addresses, of which Python and Jinja take 25 million
 ANSWER = 1 << 20  # bytes of each text, and four times what the caller gave
-LONGEST = 256_000  # characters of a template or a pattern; published ones stay below 50,000
+LONGEST = 256_000  # characters of a template or a pattern
 
 _WORKER = Path(__file__).with_name("fence_worker.py")
 

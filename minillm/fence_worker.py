@@ -14,6 +14,7 @@ import signal
 import sys
 from datetime import datetime
 from functools import cache, lru_cache
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -100,12 +101,12 @@ def set_alarm(seconds: float) -> None:
 
 def main(memory: int, folders: list[str]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which then ends us
-    if hasattr(signal, "SIGALRM"):
-        signal.signal(signal.SIGALRM, signal.SIG_DFL)  # whatever the parent has done to it
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGALRM})
+    if hasattr(signal, "pthread_sigmask"):
+        alarm = signal.Signals["SIGALRM"]
+        signal.signal(alarm, signal.SIG_DFL)  # whatever the parent has done to it
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {alarm})
     if sys.platform == "linux":
-        import resource
-
+        resource = import_module("resource")  # Windows has none
         most = resource.getrlimit(resource.RLIMIT_AS)[1]
         memory = memory if most == resource.RLIM_INFINITY else min(memory, most)
         resource.setrlimit(resource.RLIMIT_AS, (memory, memory))

@@ -44,7 +44,7 @@ _IN_ASCII = {
 
 _SPACE = re.compile(r" (?=[!-/:-~])")  # before a sign or a letter, not before a digit
 
-LONGEST_PATTERN = 20_000  # characters; published ones stay below 1,000
+LONGEST_PATTERN = 20_000  # characters; DeepSeek-V3's three have 154
 
 
 def check_pattern(pattern: str) -> None:
