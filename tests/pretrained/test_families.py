@@ -60,7 +60,7 @@ def test_what_was_written_is_read_as_the_same(file):
         ({"num_hidden_layers": "two"}, "num_hidden_layers must be a whole number .*, not 'two'"),
         ({"hidden_size": 32.0}, r"hidden_size must be a whole number .*, not 32\.0"),
         ({"initializer_range": -0.1}, r"initializer_range must be .* at least 0, not -0\.1"),
-        ({"initializer_range": float("nan")}, "initializer_range must be .* not nan"),
+        ({"initializer_range": float("inf")}, "initializer_range must be .* not inf"),
         ({"eos_token_id": "x"}, r"eos_token_id must be a whole .* or a list, .*, not 'x'"),
         ({"eos_token_id": [1, 2.5]}, r"eos_token_id must be .*, not \[1, 2\.5\]"),
         ({"eos_token_id": [1, None]}, r"eos_token_id must be .*, not \[1, None\]"),

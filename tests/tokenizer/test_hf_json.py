@@ -502,7 +502,7 @@ def first(content):
 # a change to tokenizer.json, and the place and value that the error must name
 UNFIT = {
     "half an id": (lambda c: c["model"]["vocab"].update(a=0.5), r"model\.vocab\.a .* not 0\.5"),
-    "no number": (lambda c: c["model"]["vocab"].update(a=float("nan")), r"vocab\.a .* not nan"),
+    "no number": (lambda c: c["model"]["vocab"].update(a=float("inf")), r"vocab\.a .* not inf"),
     "a huge id": (lambda c: c["model"]["vocab"].update(a=10**15), r"vocab\.a .* not 10{15}"),
     "a negative id": (lambda c: c["model"]["vocab"].update(a=-1), r"vocab\.a .* not -1"),
     "true": (lambda c: c["model"]["vocab"].update(a=True), r"vocab\.a .* not True"),
