@@ -8,12 +8,14 @@ them blocks of a few bits a number, become float32 by the library gguf.
 
 import math
 import mmap
+import operator
 import os
 import re
 import struct
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
@@ -25,6 +27,7 @@ from torch import Tensor
 from minillm.config import ModelConfig
 from minillm.nn.rope import interleaved_to_half
 from minillm.nn.rope_scaling import rope_frequencies
+from minillm.pretrained.weights import check_apart
 from minillm.tokenizer.bpe import BPETokenizer
 from minillm.tokenizer.hf_json import check_merges, unspell
 from minillm.tokenizer.pretokenizer import GPT2_PATTERN, LLAMA3_PATTERN, QWEN2_PATTERN
@@ -33,6 +36,7 @@ from minillm.tokenizer.several_patterns import SMOLLM_PATTERNS
 __all__ = [
     "Header",
     "Stored",
+    "Values",
     "our_name",
     "read_config",
     "read_header",
@@ -46,7 +50,45 @@ _NUMBERS = dict(enumerate("BbHhIif?")) | {10: "Q", 11: "q", 12: "d"}
 
 _STRING, _LIST = 8, 9
 
-_MOST = 1 << 24  # characters, numbers, keys: published files stay below a million of each
+# The most that a header may hold. Published ones have fewer than a hundred keys, some thousands of
+# tensors, 300,000 tokens and 16 MB; a vocabulary of a million, with as many merges, has room.
+_MOST = 1 << 24  # characters of a string, numbers of a list
+
+_MOST_STRINGS, _MOST_KEYS, _MOST_TENSORS = 1 << 22, 1 << 16, 1 << 14
+
+_LARGEST = 48 << 20  # bytes
+
+
+class Values(Sequence[Any]):
+    """A list of a file, kept as its bytes: what is asked for becomes Python's number or string.
+
+    Args:
+        numbers: those of the list, or of a list of strings the place in `text` where each begins,
+            and where one more would.
+        text: the strings, each with its length before it.
+    """
+
+    def __init__(self, numbers: np.ndarray, text: bytes | None = None) -> None:
+        self.numbers, self.text = numbers, text
+
+    def __len__(self) -> int:
+        return len(self.numbers) - (self.text is not None)
+
+    def __getitem__(self, i: Any) -> Any:
+        if isinstance(i, slice):
+            return [self[j] for j in range(*i.indices(len(self)))]
+        i = range(len(self))[i]  # counts from the end, too
+        if self.text is None:
+            return self.numbers[i].item()
+        return self.text[self.numbers[i] + 8 : self.numbers[i + 1]].decode()
+
+    def __eq__(self, other: object) -> bool:
+        like = isinstance(other, list | tuple | Values)
+        return like and len(self) == len(other) and all(map(operator.eq, self, other))
+
+    def __repr__(self) -> str:
+        more = f", ... {len(self):,} in all" if len(self) > 8 else ""
+        return f"[{', '.join(f'{value!r:.60}' for value in self[:8])}{more}]"
 
 
 class _Cursor:
@@ -62,13 +104,15 @@ class _Cursor:
         """Raises: ValueError that names the file and the place."""
         raise ValueError(f"{self.path}, byte {self.at:,}: {what}")
 
-    def need(self, count: int, size: int, what: str) -> None:
+    def need(self, count: int, size: int, what: str, most: int = _MOST) -> None:
         """Raises: ValueError if so many things of at least so many bytes cannot follow."""
         if count * size > len(self.data) - self.at:
             left = f"the file has {len(self.data) - self.at:,} bytes left"
             self.fail(f"{count:,} {what} of at least {size:,} bytes should follow, and {left}")
-        if count > _MOST:
-            self.fail(f"{count:,} {what} should follow; no header has more than {_MOST:,}")
+        if count > most:
+            self.fail(f"{count:,} {what} should follow; no header has more than {most:,}")
+        if self.at + count * size > _LARGEST:
+            self.fail(f"{count:,} {what} should follow; a header has at most {_LARGEST:,} bytes")
 
     def numbers(self, form: str, count: int = 1) -> tuple[Any, ...]:
         """The next `count` numbers; `form` as struct has it, always the lowest byte first."""
@@ -91,6 +135,24 @@ class _Cursor:
         self.at += length
         return text
 
+    def strings(self, count: int) -> Values:
+        """The next `count` strings, looked at and kept as they stand."""
+        self.need(count, 8, "strings", _MOST_STRINGS)
+        begin, places = self.at, np.zeros(count + 1, np.uint32)
+        length_at = struct.Struct("<Q").unpack_from
+        for i in range(count):
+            start = self.at + 8
+            end = start + length_at(self.data, self.at)[0] if start <= len(self.data) else start
+            if not self.at < end <= min(len(self.data), _LARGEST):
+                self.string()  # says what is wrong
+            try:
+                self.data[start:end].decode()
+            except UnicodeDecodeError:
+                self.string()
+            self.at = end
+            places[i + 1] = end - begin
+        return Values(places, self.data[begin : self.at])
+
     def value(self, kind: int) -> Any:
         """The next value: a number, a string, or a list of one of them."""
         if kind in _NUMBERS:
@@ -101,12 +163,14 @@ class _Cursor:
             self.fail(f"a value of the unknown kind {kind}")
         kind, count = *self.numbers("I"), *self.numbers("Q")
         if kind == _STRING:
-            self.need(count, 8, "strings")
-            return [self.string() for _ in range(count)]
+            return self.strings(count)
         if kind not in _NUMBERS:
             self.fail(f"a list of values of kind {kind}: not supported")
-        self.need(count, struct.calcsize(f"<{_NUMBERS[kind]}"), "numbers")
-        return list(self.numbers(_NUMBERS[kind], count))
+        dtype = np.dtype(f"<{_NUMBERS[kind]}")
+        self.need(count, dtype.itemsize, "numbers")
+        found = np.frombuffer(self.data, dtype, count, self.at).copy()
+        self.at += found.nbytes
+        return Values(found)
 
 
 @dataclass(frozen=True)
@@ -155,14 +219,16 @@ def _parse(cursor: _Cursor) -> Header:
         why = "written with the highest byte first" if swapped else "only 2 and 3 are known"
         cursor.fail(f"version {version} of GGUF is not supported: {why}")
     num_tensors, num_keys = cursor.numbers("Q", 2)
-    cursor.need(num_keys, 13, "keys")  # a name's length, a kind, a value
+    cursor.need(num_keys, 13, "keys", _MOST_KEYS)  # a name's length, a kind, a value
     keys: dict[str, Any] = {}
     for _ in range(num_keys):
         name = cursor.string(longest=65535)
         if name in keys:
             cursor.fail(f"the key {name!r} for the second time")
         keys[name] = cursor.value(*cursor.numbers("I"))
-    cursor.need(num_tensors, 24, "tensors")  # a name's length, a count, a kind, an offset
+    cursor.need(
+        num_tensors, 24, "tensors", _MOST_TENSORS
+    )  # a name's length, a count, a kind, an offset
     found: dict[str, tuple[tuple[int, ...], int, int]] = {}
     for _ in range(num_tensors):
         name = cursor.string(longest=65535)
@@ -195,22 +261,29 @@ def _place(
     size: int,
 ) -> Stored:
     """Where a tensor lies. Raises: ValueError if it cannot lie there."""
-    library = _library()
     try:
-        kind = library.GGMLQuantizationType(number)
-        in_block, bytes_of_block = library.GGML_QUANT_SIZES[kind]
-        library.dequantize(np.zeros((1, bytes_of_block), np.uint8), kind)
+        kind, in_block, bytes_of_block = _block(number)
     except (ValueError, NotImplementedError):
         header.fail(f"{name!r} is written in the type {number}, which is unknown")
     if 0 in shape or shape[-1] % in_block:
-        rule = f"rows of {kind.name} are multiples of {in_block} numbers"
+        rule = f"rows of {kind} are multiples of {in_block} numbers"
         header.fail(f"{name!r} has the shape {shape}, and {rule}")
     num_bytes = math.prod(shape) // in_block * bytes_of_block
     start = first + offset
     if offset % alignment or start + num_bytes > size:
         where = f"bytes {start:,} to {start + num_bytes:,}"
         header.fail(f"{name!r} should lie at {where}; the file has {size:,} bytes")
-    return Stored(shape, kind.name, start, num_bytes)
+    return Stored(shape, kind, start, num_bytes)
+
+
+@cache
+def _block(number: int) -> tuple[str, int, int]:
+    """Of a type its name, the numbers in a block, and the bytes. Raises: if it is not known."""
+    library = _library()
+    kind = library.GGMLQuantizationType(number)
+    in_block, bytes_of_block = library.GGML_QUANT_SIZES[kind]
+    library.dequantize(np.zeros((1, bytes_of_block), np.uint8), kind)
+    return kind.name, in_block, bytes_of_block
 
 
 def _check_apart(header: Header, tensors: Mapping[str, Stored]) -> None:
@@ -319,7 +392,7 @@ def _found_in_tensors(header: Header) -> dict[str, Any]:
     for key, value in header.keys.items():
         if key.endswith(".vocab_size") and value != rows:
             header.fail(f"{key} is {value!r}, and token_embd.weight has {rows:,} rows")
-    if isinstance(tokens, list) and len(tokens) != rows:
+    if isinstance(tokens, list | Values) and len(tokens) != rows:
         header.fail(f"{len(tokens):,} tokens do not fit the {rows:,} rows of token_embd.weight")
     return {
         "vocab_size": rows,
@@ -380,11 +453,24 @@ def our_name(name: str) -> str:
     return f"{layer}{_NAMES[match[2]]}.{match[3]}"
 
 
+def _names(header: Header) -> dict[str, str]:
+    """The weights' names, theirs and ours. Raises: ValueError if two of them are one to us."""
+    names = {name: our_name(name) for name in header.tensors if name != "rope_freqs.weight"}
+    try:
+        check_apart(names.items())
+    except ValueError as error:
+        header.fail(str(error))
+    if ours := [name for name in names if re.match(r"model\.|lm_head\.", name)]:
+        header.fail(f"unexpected: {', '.join(ours[:5])}: llama.cpp has no such names")
+    return names
+
+
 def shapes(header: Header) -> dict[str, tuple[int, ...]]:
-    """The shapes of the weights under our names, before any is read."""
-    found = {our_name(name): stored.shape for name, stored in header.tensors.items()}
-    found.pop("rope_freqs.weight", None)  # read with the config
-    return found
+    """The shapes of the weights under our names, before any is read.
+
+    Raises: ValueError if two tensors are one weight to us, or if one has our name.
+    """
+    return {ours: header.tensors[name].shape for name, ours in _names(header).items()}
 
 
 def read_weights(header: Header, config: ModelConfig) -> Iterator[tuple[str, Tensor]]:
@@ -393,14 +479,12 @@ def read_weights(header: Header, config: ModelConfig) -> Iterator[tuple[str, Ten
     llama.cpp turns neighbours in Llama's heads: the rows of q and k are put back to halves.
     """
     heads = {"attn_q": config.num_attention_heads, "attn_k": config.num_key_value_heads}
-    for name in header.tensors:
-        if name == "rope_freqs.weight":
-            continue
+    for name, ours in _names(header).items():
         tensor = _decoded(header, name)
         part = name.split(".")[-2]
         if config.model_type == "llama" and part in heads:
             tensor = interleaved_to_half(tensor, heads[part])
-        yield our_name(name), tensor
+        yield ours, tensor
 
 
 def _decoded(header: Header, name: str) -> Tensor:
@@ -457,7 +541,7 @@ def _tokenizer(ours: Mapping[str, Any], cut: str) -> BPETokenizer:
     if template is not None and not isinstance(template, str):
         raise ValueError(f"tokenizer.chat_template must be a string, not {template!r:.40}")
     kinds = ours.get("token_type", [_NORMAL] * len(tokens))
-    if not isinstance(kinds, list) or len(kinds) != len(tokens):
+    if not isinstance(kinds, list | Values) or len(kinds) != len(tokens):
         raise ValueError(f"tokenizer.ggml.token_type does not fit {len(tokens):,} tokens")
     named: dict[str, str] = {}
     for name in ("bos", "eos", "padding"):
@@ -499,9 +583,10 @@ def _tokenizer(ours: Mapping[str, Any], cut: str) -> BPETokenizer:
 
 def _strings(ours: Mapping[str, Any], key: str) -> list[str]:
     found = ours.get(key)
-    if not isinstance(found, list) or not all(isinstance(text, str) for text in found):
+    texts = list(found) if isinstance(found, list | Values) else [None]
+    if not all(isinstance(text, str) for text in texts):
         raise ValueError(f"tokenizer.ggml.{key} must be a list of strings, not {found!r:.40}")
-    return found
+    return texts
 
 
 def _pair(merge: str) -> tuple[str, str]:
