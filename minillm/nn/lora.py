@@ -49,8 +49,8 @@ class LoRALinear(nn.Linear):
     The adapter is float32 beside weights of 16 bits. `lora_A` may be another layer's, to share it.
 
     Shape: x (..., in) -> (..., out); A (rank, in), B (out, rank).
-    Raises: ValueError for a rank below 1 or above the smaller side of W, an alpha that is no finite
-        number, a dropout outside 0 to 1.
+    Raises: ValueError for a rank below 1 or above the smaller side of W, an alpha that is no number
+        or beyond a million, a dropout outside 0 to 1.
     Source: Hu et al. 2021, section 4.1; Kalajdzievski 2023 for alpha / sqrt(rank).
     """
 
@@ -140,17 +140,22 @@ def _merged_matrix(name: str, layer: LoRALinear) -> Tensor:
     return matrix
 
 
+_MOST_ALPHA = 1_000_000  # adapters in use have an alpha of 1 to some thousands
+
+
 def _check_adapter(name: str, layer: nn.Module, rank: Any, alpha: Any, dropout: Any) -> None:
     """Raises: ValueError if the layer can have no such adapter."""
+    number = isinstance(alpha, int | float) and not isinstance(alpha, bool)
     if isinstance(layer, LoRALinear):
         raise ValueError(f"{name} has an adapter already")
     if not isinstance(layer, nn.Linear):
         raise ValueError(f"{name} is a {type(layer).__name__}, not a linear layer")
     shape = (layer.out_features, layer.in_features)
     if isinstance(rank, bool) or not isinstance(rank, int) or not 1 <= rank <= min(shape):
-        raise ValueError(f"rank {rank!r} for {name}, a matrix {shape}: from 1 to {min(shape)}")
-    if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not math.isfinite(alpha):
-        raise ValueError(f"alpha must be a finite number, not {alpha!r}")
+        raise ValueError(f"rank {rank!r:.60} for {name}, a matrix {shape}: from 1 to {min(shape)}")
+    if not number or not abs(alpha) <= _MOST_ALPHA:
+        most = f"at most {_MOST_ALPHA:,} and at least {-_MOST_ALPHA:,}"
+        raise ValueError(f"alpha must be a finite number, not {alpha!r:.60}: {most}")
     if isinstance(dropout, bool) or not isinstance(dropout, int | float) or not 0 <= dropout < 1:
         raise ValueError(f"dropout must be a number from 0, below 1, not {dropout!r}")
 
@@ -356,7 +361,8 @@ _FREE |= {"task_type", "megatron_core", "qalora_group_size", "ensure_weight_tyin
 
 _FREE |= {"fan_in_fan_out"}  # how the base stores its matrix: peft corrects it too
 
-_FREE |= {"exclude_modules", "layers_to_transform", "layers_pattern"}  # the weights tell the layers
+# Settings that choose among the layers that target_modules names.
+_NARROWING = ("exclude_modules", "layers_to_transform", "layers_pattern")
 
 
 def save_adapter(
@@ -435,20 +441,25 @@ def load_adapter(model: nn.Module, folder: str | os.PathLike[str]) -> list[str]:
     Reads what `save_adapter` and peft write. The model must be the one that the adapter was trained
     on: shapes are compared, and numbers cannot be.
 
-    Raises: ValueError, before anything is changed, for a setting that we do not compute, a layer
-        that is not there or has another shape, weights that are missing, unexpected, NaN or
-        integers, a model that has adapters; FileNotFoundError if the folder holds no adapter.
+    Raises: ValueError, before anything is changed, for a setting that we do not compute, layers
+        that are not those that the settings choose in this model, another shape, weights that are
+        missing, unexpected, NaN or integers, a model that has adapters; FileNotFoundError if the
+        folder holds no adapter.
     """
     folder = Path(folder)
     with suppress(OSError):  # not ours to write, or in use: then read where it lies
         recover(folder)
-    settings, targets = _read_settings(folder)
+    settings, targets, narrowing = _read_settings(folder)
     if not resolve(folder / _WEIGHTS).is_file():
         raise FileNotFoundError(f"{folder} has no {_WEIGHTS}")
     pairs = _read_pairs(model, dict(tensors_of(folder / _WEIGHTS)), folder)
     layers = linear_layers(model)
+    meant = _narrowed([name for name in layers if _matches(name, targets)], targets, narrowing)
+    if missing := [name for name in meant if name not in pairs]:
+        which = f"{len(missing)} of {len(meant)} layers that its settings choose in this model"
+        raise ValueError(f"{folder}: no weights for {which}, the first {missing[0]}: another base?")
     for name, (a, b) in pairs.items():
-        if not _matches(name, targets):
+        if name not in meant:
             raise ValueError(f"{folder}: weights of {name}, which its target_modules do not name")
         modules = [model.get_submodule(part) for part in layers[name]]
         for module in modules:
@@ -470,8 +481,46 @@ def load_adapter(model: nn.Module, folder: str | os.PathLike[str]) -> list[str]:
     return list(pairs)
 
 
-def _read_settings(folder: Path) -> tuple[dict[str, Any], str | list[str]]:
-    """Rank, alpha and the like, and the targets, of an adapter's config.
+def _narrowed(
+    names: Sequence[str], targets: str | Collection[str], narrowing: Mapping[str, Any]
+) -> list[str]:
+    """Of the layers that targets mean, those that the further settings leave, as in peft.
+
+    A whole name among the targets means its layer, whatever number that has.
+    """
+    excluded, numbers, parents = (narrowing[key] for key in _NARROWING)
+    kept = [name for name in names if not excluded or not _matches(name, excluded)]
+    if not numbers or isinstance(targets, str):
+        return kept
+    found = [re.compile(rf"(?:^|.*?\.){re.escape(parent)}\.([0-9]+)\.") for parent in parents]
+    found = found or [re.compile(r".*?\.[^.]*\.([0-9]+)\.")]
+    of_layer = {name: next(filter(None, (p.match(name) for p in found)), None) for name in kept}
+    chosen = {name for name, match in of_layer.items() if match and int(match[1]) in numbers}
+    return [name for name in kept if name in targets or name in chosen]
+
+
+def _read_narrowing(content: dict[str, Any]) -> dict[str, Any]:
+    """Takes the settings that choose among layers out of a config, numbers and names as lists.
+
+    Raises: ValueError for one of another kind.
+    """
+    found = {key: content.pop(key, None) or [] for key in _NARROWING}
+    excluded, numbers, parents = found.values()
+    found["layers_to_transform"] = numbers = [numbers] if type(numbers) is int else numbers
+    found["layers_pattern"] = parents = [parents] if isinstance(parents, str) else parents
+    names = {"exclude_modules": excluded, "layers_pattern": parents}
+    for key, given in names.items():
+        if key == "exclude_modules" and isinstance(given, str):
+            continue  # a pattern
+        if not isinstance(given, list) or not all(isinstance(name, str) for name in given):
+            raise ValueError(f"{key} must be names, not {given!r:.60}")
+    if not isinstance(numbers, list) or not all(type(n) is int and n >= 0 for n in numbers):
+        raise ValueError(f"layers_to_transform must be numbers of layers, not {numbers!r:.60}")
+    return found
+
+
+def _read_settings(folder: Path) -> tuple[dict[str, Any], str | list[str], dict[str, Any]]:
+    """Rank, alpha and the like, the targets, and what chooses among them, of an adapter's config.
 
     Raises: ValueError that names each setting that we do not compute or that makes no sense;
         FileNotFoundError if there is no config.
@@ -489,6 +538,10 @@ def _read_settings(folder: Path) -> tuple[dict[str, Any], str | list[str]]:
     named = isinstance(targets, list) and all(isinstance(target, str) for target in targets)
     if not targets or not (named or isinstance(targets, str)):
         raise ValueError(f"{where}: target_modules must be names or a pattern, not {targets!r}")
+    try:
+        narrowing = _read_narrowing(content)
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from None
     if not isinstance(settings["use_rslora"], bool):
         raise ValueError(f"{where}: use_rslora is {settings['use_rslora']!r}")
     bias, init = content.pop("bias", "none"), content.pop("init_lora_weights", True)
@@ -499,7 +552,7 @@ def _read_settings(folder: Path) -> tuple[dict[str, Any], str | list[str]]:
         refused.append(f"init_lora_weights={init!r}")
     if refused:
         raise ValueError(f"{where}: we do not compute {', '.join(sorted(refused))}")
-    return settings, targets
+    return settings, targets, narrowing
 
 
 def _read_pairs(

@@ -83,8 +83,9 @@ class Values(Sequence[Any]):
         return self.text[self.numbers[i] + 8 : self.numbers[i + 1]].decode()
 
     def __eq__(self, other: object) -> bool:
-        like = isinstance(other, list | tuple | Values)
-        return like and len(self) == len(other) and all(map(operator.eq, self, other))
+        if not isinstance(other, list | tuple | Values) or len(self) != len(other):
+            return False
+        return all(map(operator.eq, self, other))
 
     def __repr__(self) -> str:
         more = f", ... {len(self):,} in all" if len(self) > 8 else ""
@@ -224,7 +225,7 @@ def _parse(cursor: _Cursor) -> Header:
     for _ in range(num_keys):
         name = cursor.string(longest=65535)
         if name in keys:
-            cursor.fail(f"the key {name!r} for the second time")
+            cursor.fail(f"the key {name!r:.80} for the second time")
         keys[name] = cursor.value(*cursor.numbers("I"))
     cursor.need(
         num_tensors, 24, "tensors", _MOST_TENSORS
@@ -233,15 +234,15 @@ def _parse(cursor: _Cursor) -> Header:
     for _ in range(num_tensors):
         name = cursor.string(longest=65535)
         if name in found:
-            cursor.fail(f"the tensor {name!r} for the second time")
+            cursor.fail(f"the tensor {name!r:.80} for the second time")
         (num_dims,) = cursor.numbers("I")
         if not 1 <= num_dims <= 4:
-            cursor.fail(f"{name!r} has {num_dims:,} dimensions, not 1 to 4")
+            cursor.fail(f"{name!r:.80} has {num_dims:,} dimensions, not 1 to 4")
         shape = cursor.numbers("Q", num_dims)[::-1]  # the file counts columns first
         found[name] = (shape, *cursor.numbers("I"), *cursor.numbers("Q"))
     alignment = keys.get("general.alignment", 32)
     if type(alignment) is not int or alignment < 1 or alignment & (alignment - 1):
-        cursor.fail(f"general.alignment must be a power of two, not {alignment!r}")
+        cursor.fail(f"general.alignment must be a power of two, not {alignment!r:.40}")
     first = -(-cursor.at // alignment) * alignment  # where the weights begin
     header = Header(cursor.path, keys, {})
     size = len(cursor.data)
@@ -264,15 +265,15 @@ def _place(
     try:
         kind, in_block, bytes_of_block = _block(number)
     except (ValueError, NotImplementedError):
-        header.fail(f"{name!r} is written in the type {number}, which is unknown")
+        header.fail(f"{name!r:.80} is written in the type {number}, which is unknown")
     if 0 in shape or shape[-1] % in_block:
         rule = f"rows of {kind} are multiples of {in_block} numbers"
-        header.fail(f"{name!r} has the shape {shape}, and {rule}")
+        header.fail(f"{name!r:.80} has the shape {shape}, and {rule}")
     num_bytes = math.prod(shape) // in_block * bytes_of_block
     start = first + offset
     if offset % alignment or start + num_bytes > size:
         where = f"bytes {start:,} to {start + num_bytes:,}"
-        header.fail(f"{name!r} should lie at {where}; the file has {size:,} bytes")
+        header.fail(f"{name!r:.80} should lie at {where}; the file has {size:,} bytes")
     return Stored(shape, kind, start, num_bytes)
 
 
@@ -291,7 +292,7 @@ def _check_apart(header: Header, tensors: Mapping[str, Stored]) -> None:
     end, before = 0, ""
     for name, stored in sorted(tensors.items(), key=lambda item: item[1].start):
         if stored.start < end:
-            header.fail(f"{name!r} begins at byte {stored.start:,}, inside of {before!r}")
+            header.fail(f"{name!r:.80} begins at byte {stored.start:,}, inside of {before!r:.80}")
         end, before = stored.start + stored.num_bytes, name
 
 
@@ -350,9 +351,9 @@ def read_config(header: Header) -> ModelConfig:
     name = keys.get("general.architecture")
     if not isinstance(name, str) or name not in _ARCHITECTURES:
         known = ", ".join(_ARCHITECTURES)
-        header.fail(f"the architecture {name!r} is not supported, only {known}")
+        header.fail(f"the architecture {name!r:.40} is not supported, only {known}")
     if keys.get("split.count") not in (None, 0, 1):
-        header.fail(f"a part of a model in {keys['split.count']} files: join them first")
+        header.fail(f"a part of a model in {keys['split.count']!s:.40} files: join them first")
     ours = {
         key.removeprefix(f"{name}."): v for key, v in keys.items() if key.startswith(f"{name}.")
     }
@@ -376,10 +377,10 @@ def read_config(header: Header) -> ModelConfig:
             header.fail(f"{name}.{key} differs from the size of a head, {config.head_dim}")
     for key, value in _ONLY.items():
         if ours.get(key, value) != value:
-            header.fail(f"{name}.{key} = {ours[key]!r} is not supported, only {value!r}")
+            header.fail(f"{name}.{key} = {ours[key]!r:.60} is not supported, only {value!r}")
     harmless = {*_ONLY, "rope.scaling.finetuned", "rope.scaling.original_context_length"}
     if strange := sorted(ours.keys() - harmless):
-        header.fail(f"{name}.{strange[0]} = {ours[strange[0]]!r:.60} is not supported")
+        header.fail(f"{name}.{strange[0]:.80} = {ours[strange[0]]!r:.60} is not supported")
     return config
 
 
@@ -391,7 +392,7 @@ def _found_in_tensors(header: Header) -> dict[str, Any]:
     rows, tokens = tensors["token_embd.weight"].shape[0], header.keys.get("tokenizer.ggml.tokens")
     for key, value in header.keys.items():
         if key.endswith(".vocab_size") and value != rows:
-            header.fail(f"{key} is {value!r}, and token_embd.weight has {rows:,} rows")
+            header.fail(f"{key:.80} is {value!r:.40}, and token_embd.weight has {rows:,} rows")
     if isinstance(tokens, list | Values) and len(tokens) != rows:
         header.fail(f"{len(tokens):,} tokens do not fit the {rows:,} rows of token_embd.weight")
     return {
@@ -520,13 +521,13 @@ def read_tokenizer(header: Header) -> BPETokenizer | None:
     kind = ours.get("model")
     if kind != "gpt2":
         if kind is not None:
-            what = f"{header.path} has a tokenizer of the kind {kind!r}: no tokenizer is read"
+            what = f"{header.path} has a tokenizer of the kind {kind!r:.40}: no tokenizer is read"
             warnings.warn(what, stacklevel=3)
         return None
     cut = ours.get("pre")
     if not isinstance(cut, str) or cut not in _PATTERNS:
         known = ", ".join(_PATTERNS)
-        header.fail(f"tokenizer.ggml.pre is {cut!r}: we know how {known} cut text")
+        header.fail(f"tokenizer.ggml.pre is {cut!r:.40}: we know how {known} cut text")
     if ours.get("add_eos_token"):
         header.fail("tokenizer.ggml.add_eos_token is not supported")
     try:
@@ -548,7 +549,7 @@ def _tokenizer(ours: Mapping[str, Any], cut: str) -> BPETokenizer:
         i = ours.get(f"{name}_token_id")
         if i is not None:
             if type(i) is not int or not 0 <= i < len(tokens):
-                raise ValueError(f"tokenizer.ggml.{name}_token_id is {i!r}, no token")
+                raise ValueError(f"tokenizer.ggml.{name}_token_id is {i!r:.40}, no token")
             named[name] = tokens[i]
     plain: dict[str, int] = {}
     special: dict[str, int] = {}
@@ -561,11 +562,11 @@ def _tokenizer(ours: Mapping[str, Any], cut: str) -> BPETokenizer:
         elif kind == _UNUSED:
             continue  # a row of the embedding that no token has
         else:
-            raise ValueError(f"the token {token!r} is of the kind {kind!r}: not supported")
+            raise ValueError(f"the token {token!r:.60} is of the kind {kind!r}: not supported")
         if home.setdefault(token, i) != i:
-            raise ValueError(f"the token {token!r} is there twice, as {home[token]} and as {i}")
+            raise ValueError(f"the token {token!r:.60} is there twice, as {home[token]} and as {i}")
     ranks = {unspell(token): i for token, i in plain.items()}
-    check_merges(plain, [_pair(merge) for merge in merges], whole_words=cut in _LLAMA3_NAMES)
+    check_merges(plain, _Pairs(merges), whole_words=cut in _LLAMA3_NAMES)
     return BPETokenizer(
         ranks,
         _PATTERNS[cut],
@@ -581,16 +582,30 @@ def _tokenizer(ours: Mapping[str, Any], cut: str) -> BPETokenizer:
     )
 
 
-def _strings(ours: Mapping[str, Any], key: str) -> list[str]:
+# Published vocabularies of this kind have at most some 202,000 tokens. Each takes about 700 bytes.
+_MOST_TOKENS = 1 << 18
+
+
+def _strings(ours: Mapping[str, Any], key: str) -> Sequence[str]:
     found = ours.get(key)
-    texts = list(found) if isinstance(found, list | Values) else [None]
-    if not all(isinstance(text, str) for text in texts):
+    if not isinstance(found, list | Values) or not all(isinstance(text, str) for text in found):
         raise ValueError(f"tokenizer.ggml.{key} must be a list of strings, not {found!r:.40}")
-    return texts
+    if len(found) > (most := _MOST_TOKENS * (2 if key == "merges" else 1)):
+        raise ValueError(f"tokenizer.ggml.{key} has {len(found):,} strings, more than {most:,}")
+    return found
 
 
-def _pair(merge: str) -> tuple[str, str]:
-    left, _, right = merge.partition(" ")
-    if not left or not right:
-        raise ValueError(f"the merge {merge!r} is not two tokens")
-    return left, right
+class _Pairs(Sequence[Any]):
+    """Merges as pairs, each made of its string when it is asked for."""
+
+    def __init__(self, merges: Sequence[str]) -> None:
+        self.merges = merges
+
+    def __len__(self) -> int:
+        return len(self.merges)
+
+    def __getitem__(self, i: Any) -> Any:
+        left, _, right = self.merges[i].partition(" ")
+        if not left or not right:
+            raise ValueError(f"the merge {self.merges[i]!r:.60} is not two tokens")
+        return left, right

@@ -435,6 +435,9 @@ def _header(path: Path) -> bytes:
         return file.read(min(int.from_bytes(file.read(8), "little"), MOST_BYTES + 1))
 
 
+_MOST_LAYERS = 1024  # published models have up to 126; each takes a moment, however small it is
+
+
 def _check_sizes(tensors: Mapping[str, Tensor], config: ModelConfig, folder: Path) -> None:
     """Raises: ValueError if the config has layers of which no weight is there, or too large heads.
 
@@ -448,6 +451,9 @@ def _check_sizes(tensors: Mapping[str, Tensor], config: ModelConfig, folder: Pat
         there = f"there are {total}, and weights of {sum(i < total for i in layers)}"
         message = f"missing: model.layers.{first} (by the config {there})"
         raise ValueError(f"{folder} does not fit its config: {message}")
+    if config.num_hidden_layers > _MOST_LAYERS:
+        message = f"{config.num_hidden_layers:,} layers, more than {_MOST_LAYERS:,}"
+        raise ValueError(f"{folder} is not read: {message}")
     if (config.head_dim or 0) > (largest := max(t.numel() for t in tensors.values())):
         message = f"head_dim is {config.head_dim}, the largest weight has {largest} numbers"
         raise ValueError(f"{folder} does not fit its config: {message}")

@@ -6,11 +6,13 @@ import math
 import random
 import re
 import warnings
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+import transformers
 from family_checkpoints import FAMILY_CONFIGS, make
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,6 +20,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from minillm.cache.base import CACHE_KINDS
+from minillm.config import ModelConfig
 from minillm.fast.packed import PackedLM
 from minillm.generation.decoding import generate
 from minillm.model import CausalLM
@@ -614,7 +617,30 @@ def test_settings_that_change_numbers_are_refused_by_name(key, tmp_path):
         ({"r": 99}, r"rank 99 for model.layers"),
         ({"r": "2"}, r"rank '2'"),
         ({"lora_alpha": None}, r"alpha must be a finite number, not None"),
+        (
+            {"lora_alpha": 1e308},
+            r"alpha must be a finite number, not 1e\+308: at most 1,000,000 and",
+        ),
+        ({"lora_alpha": -1e7}, r"alpha must be .* at least -1,000,000"),
+        ({"lora_alpha": 10**400}, r"alpha must be a finite number, not 10{59}: at most"),
+        ({"lora_alpha": math.inf}, r"alpha must be a finite number, not inf"),
+        ({"lora_alpha": math.nan}, r"adapter_config\.json is not whole JSON: it holds NaN"),
+        ({"r": math.inf}, r"rank inf for model.layers"),
+        ({"r": 10**400}, r"rank 10{59} for model.layers"),
+        ({"lora_dropout": math.inf}, r"dropout must be"),
         ({"lora_dropout": 2}, r"dropout must be"),
+        ({"layers_to_transform": "1"}, r"json: layers_to_transform must be numbers .* not '1'"),
+        ({"layers_to_transform": [True]}, r"layers_to_transform must be numbers .* not \[True\]"),
+        ({"layers_to_transform": [0, -1]}, r"layers_to_transform must be numbers"),
+        ({"layers_pattern": [1]}, r"layers_pattern must be names, not \[1\]"),
+        ({"exclude_modules": {"a": 1}}, r"exclude_modules must be names, not {'a': 1}"),
+        ({"layers_to_transform": [1]}, r"weights of model\.layers\.0\..*, which its"),
+        ({"layers_to_transform": [7]}, r"weights of model\.layers\.0\..*, which its"),
+        ({"exclude_modules": ["v_proj"]}, r"weights of .*v_proj, which its target_modules do not"),
+        (
+            {"target_modules": [*LLAMA, "k_proj"]},
+            r"no weights for 2 of 6 layers .* the first model\.layers\.0\.self_attn\.k_proj",
+        ),
         ({"use_rslora": 3}, r"use_rslora is 3"),
         ({"target_modules": None}, r"target_modules must be names"),
         ({"target_modules": ["q_proj"]}, r"weights of .*v_proj, which its target_modules do not"),
@@ -774,6 +800,68 @@ def test_short_names_are_written_only_if_they_mean_the_same_layers(tmp_path):
         save_adapter(model, tmp_path / str(len(wanted[0])))
         config = json.loads((tmp_path / str(len(wanted[0])) / "adapter_config.json").read_text())
         assert config["target_modules"] == wanted
+
+
+CHOICES = {
+    "names": {"target_modules": LLAMA},
+    "one layer": {"target_modules": LLAMA, "layers_to_transform": 1},
+    "two layers": {"target_modules": ["o_proj", "up_proj"], "layers_to_transform": [0, 2]},
+    "layers under a name": {
+        "target_modules": LLAMA, "layers_to_transform": [2], "layers_pattern": "layers",
+    },
+    "layers under one of two names": {
+        "target_modules": LLAMA, "layers_to_transform": [0], "layers_pattern": ["h", "layers"],
+    },
+    "a whole name beside layers": {
+        "target_modules": ["v_proj", "model.layers.0.mlp.up_proj"], "layers_to_transform": [1],
+    },
+    "all but names": {
+        "target_modules": "all-linear",
+        "exclude_modules": ["up_proj", "model.layers.1.mlp.gate_proj"],
+    },
+    "all but a pattern": {"target_modules": "all-linear", "exclude_modules": r".*\.1\..*|lm_head"},
+    "a pattern": {"target_modules": r".*\.[12]\.self_attn\.[qk]_proj"},
+    "no layers": {"target_modules": LLAMA, "layers_to_transform": []},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("choice", CHOICES)
+def test_an_adapter_belongs_onto_the_layers_that_its_settings_choose(choice, tmp_path):
+    """As peft chooses them; on a deeper model peft would leave new layers bare, with a warning."""
+    sizes = {"vocab_size": 97, "hidden_size": 16, "intermediate_size": 24}
+    config = ModelConfig(**sizes, num_hidden_layers=3, num_attention_heads=2)
+    save_pretrained(CausalLM(config, seed=1), None, tmp_path / "base")
+    base = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "base")
+    asked = peft.LoraConfig(r=2, init_lora_weights=False, **CHOICES[choice])
+    theirs = peft.get_peft_model(base, asked).eval()
+    theirs.save_pretrained(tmp_path / "adapter")
+    ours, _ = from_pretrained(tmp_path / "base")
+    names = load_adapter(ours, tmp_path / "adapter")
+    assert sorted(names) == sorted(theirs.targeted_module_names)
+    torch.testing.assert_close(ours(IDS), theirs(IDS).logits, atol=1e-5, rtol=1e-5)
+    path = tmp_path / "adapter" / "adapter_model.safetensors"
+    tensors = load_file(path)
+    for lost in (names[0], names[-1]):
+        save_file({k: v for k, v in tensors.items() if f".{lost}.lora" not in k}, path)
+        ours, _ = from_pretrained(tmp_path / "base")
+        which = f"no weights for 1 of {len(names)} layers .* the first {re.escape(lost)}: another"
+        with pytest.raises(ValueError, match=which):
+            load_adapter(ours, tmp_path / "adapter")
+        assert not lora_layers(ours)
+
+
+def test_an_adapter_of_two_layers_does_not_go_onto_three(tmp_path):
+    models = [CausalLM(replace(FAMILY_CONFIGS["llama"], num_hidden_layers=n)) for n in (1, 2, 3)]
+    small_one, base, model = models
+    save_adapter(lively(base, 2, 4, LLAMA), tmp_path)
+    message = (
+        r"no weights for 2 of 6 layers that its settings choose .* model\.layers\.2\.self_attn"
+    )
+    with pytest.raises(ValueError, match=message):
+        load_adapter(model, tmp_path)
+    assert not lora_layers(model)
+    with pytest.raises(ValueError, match=r"layers that are not there: 2 of 4 layers, the first"):
+        load_adapter(small_one, tmp_path)
 
 
 def test_the_adapter_of_an_excluded_layer_is_not_there(tmp_path):
