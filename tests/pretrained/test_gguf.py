@@ -513,6 +513,124 @@ def test_every_byte_of_the_header_set_to_its_most(whole, tmp_path):
             assert "model.gguf" in str(error), place
 
 
+def header_of(*lists: tuple[int, int, bytes]) -> bytes:
+    """A file of lists alone, each given by its kind, its count and its bytes."""
+    data = b"GGUF" + struct.pack("<IQQ", 3, 0, len(lists))
+    for i, (kind, count, body) in enumerate(lists):
+        data += struct.pack("<QcIIQ", 1, b"%d" % i, 9, kind, count) + body
+    return data
+
+
+@pytest.mark.parametrize(
+    ("kind", "one", "value"),
+    [
+        (0, b"\x07", 7),
+        (1, b"\xff", -1),
+        (6, struct.pack("<f", 0.5), 0.5),
+        (7, b"\x01", True),
+        (10, struct.pack("<Q", 2**63), 2**63),
+        (8, bytes(8), ""),
+        (8, struct.pack("<Q", 3) + "鱼".encode(), "鱼"),
+    ],
+)
+def test_a_list_takes_no_more_memory_than_the_file(kind, one, value, tmp_path):
+    count = 100_000
+    path = tmp_path / "model.gguf"
+    path.write_bytes(header_of((kind, count, one * count)))
+    read_header(path)  # what is imported
+    tracemalloc.start()
+    found = read_header(path).keys["0"]
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most < 2 * path.stat().st_size + 100_000
+    assert len(found) == count and found[0] == found[-1] == value == found[99_999]
+    assert type(found[5]) is type(value) and found[3:5] == [value, value]
+    assert found == [value] * count and found != [value] * 9 and found != value
+    with pytest.raises(IndexError):
+        found[count]
+    assert len(repr(found)) < 600 and repr(found).endswith("... 100,000 in all]")
+
+
+def test_strings_of_a_list_are_looked_at_while_they_are_read(tmp_path):
+    def strings(*texts: bytes) -> bytes:
+        return b"".join(struct.pack("<Q", len(text)) + text for text in texts)
+
+    words = refused(header_of((8, 3, strings(b"a", b"\xff", b"b"))), tmp_path)
+    assert "byte 66: a string that is not UTF-8" in words
+    data = header_of((8, 2, strings(b"abc") + struct.pack("<Q", 9) + b"12345678"))
+    assert "9 characters of at least 1 bytes should follow" in refused(data, tmp_path)
+    assert "2 numbers" not in refused(header_of((8, 2, strings(b"a" * 12))), tmp_path)
+    two = "é".encode()  # one letter, cut into two strings
+    assert "not UTF-8" in refused(header_of((8, 2, strings(two[:1], two[1:]))), tmp_path)
+
+
+def test_what_no_header_needs_is_refused_before_it_is_read(tmp_path):
+    """Files of holes, so that nothing large is written."""
+    path = tmp_path / "model.gguf"
+    for data, length, words in (
+        (header_of((8, (1 << 22) + 1, b"")), 1 << 26, "4,194,305 strings should follow; no header"),
+        (header_of((0, 1 << 24, b"")), 1 << 24, None),
+        (header_of(*[(0, 1, b"1")] * 3, (10, 6_500_000, b"")), 1 << 26, "at most 50,331,648 bytes"),
+        (b"GGUF" + struct.pack("<IQQ", 3, 0, 65_537), 1 << 20, "65,537 keys should follow; no hea"),
+        (b"GGUF" + struct.pack("<IQQ", 3, 16_385, 0), 1 << 20, "16,385 tensors should follow; no"),
+    ):
+        with open(path, "wb") as file:
+            file.write(data)
+            file.truncate(len(data) + length)
+        if words is None:
+            assert len(read_header(path).keys["0"]) == 1 << 24
+            continue
+        with pytest.raises(ValueError, match=words):
+            read_header(path)
+
+
+def test_errors_stay_short_whatever_a_file_says(tmp_path):
+    long = "x" * 100_000
+    for key in ("general.architecture", "split.count", "llama.rope.scaling.type", "llama.new"):
+        path = write(tmp_path / "m.gguf", changes={key: long})
+        with pytest.raises(ValueError, match=r"m\.gguf") as caught:
+            from_pretrained(path)
+        assert len(str(caught.value)) < 400 + len(str(path)), key
+    for key in ("llama.context_length", "llama.rope.scaling.type", "split.count"):
+        path = write(tmp_path / "m.gguf", changes={key: [*range(50_000)]})
+        with pytest.raises(ValueError, match=r"m\.gguf") as caught:
+            from_pretrained(path)
+        assert len(str(caught.value)) < 400 + len(str(path)), key
+
+
+def test_two_tensors_that_are_one_weight_are_refused(tmp_path):
+    ones = np.ones(64, np.float32)
+    for name in ("model.norm.weight", "lm_head.weight"):
+        path = with_tensors(tmp_path / "m.gguf", {name: ones})
+        theirs_ = {"model.norm.weight": "output_norm.weight", "lm_head.weight": "output.weight"}
+        message = f"m.gguf: {theirs_[name]} and {name} are one weight to us, {name}"
+        with pytest.raises(ValueError, match=message):
+            from_pretrained(path)
+        header = read_header(path)
+        with pytest.raises(ValueError, match=message):
+            next(read_weights(header, read_config(header)))
+    path = with_tensors(tmp_path / "m.gguf", {"model.layers.0.self_attn.q_proj.weight": ones})
+    with pytest.raises(ValueError, match=r"blk\.0\.attn_q\.weight and model\.layers\.0\.self_attn"):
+        from_pretrained(path)
+    path = with_tensors(tmp_path / "m.gguf", {"model.layers.7.self_attn.q_proj.weight": ones})
+    with pytest.raises(ValueError, match=r"unexpected: model\.layers\.7.*: llama.cpp has no such"):
+        from_pretrained(path)
+
+
+def test_no_model_is_made_of_thousands_of_layers(tmp_path):
+    norms = {f"blk.{i}.ffn_norm.weight": np.ones(64, np.float32) for i in range(1025)}
+    path = with_tensors(tmp_path / "m.gguf", norms, changes={"llama.block_count": 1025})
+    with pytest.raises(ValueError, match=r"m\.gguf is not read: 1,025 layers, more than 1,024"):
+        from_pretrained(path)
+
+
+def test_a_tokenizer_larger_than_any_published_is_refused(tmp_path, monkeypatch):
+    path = write(tmp_path / "model.gguf", tokenizer=tokenizer_of())
+    monkeypatch.setattr("minillm.pretrained.gguf._MOST_TOKENS", 319)
+    with pytest.raises(ValueError, match=r"tokens has 320 strings, more than 319"):
+        from_pretrained(path)
+
+
 HUGE = 10**12
 
 
