@@ -157,7 +157,7 @@ def _check_adapter(name: str, layer: nn.Module, rank: Any, alpha: Any, dropout: 
         most = f"at most {_MOST_ALPHA:,} and at least {-_MOST_ALPHA:,}"
         raise ValueError(f"alpha must be a finite number, not {alpha!r:.60}: {most}")
     if isinstance(dropout, bool) or not isinstance(dropout, int | float) or not 0 <= dropout < 1:
-        raise ValueError(f"dropout must be a number from 0, below 1, not {dropout!r}")
+        raise ValueError(f"dropout must be a number from 0, below 1, not {dropout!r:.60}")
 
 
 def linear_layers(model: nn.Module) -> dict[str, list[str]]:
@@ -527,7 +527,7 @@ def _read_settings(folder: Path) -> tuple[dict[str, Any], str | list[str], dict[
     """
     content, where = read_json(folder / _CONFIG), folder / _CONFIG
     if (kind := content.pop("peft_type", None)) != "LORA":
-        raise ValueError(f"{where}: peft_type is {kind!r}, only 'LORA' is read")
+        raise ValueError(f"{where}: peft_type is {kind!r:.60}, only 'LORA' is read")
     settings = {
         "rank": content.pop("r", 8),  # what is not there has peft's default
         "alpha": content.pop("lora_alpha", 8),
@@ -537,19 +537,19 @@ def _read_settings(folder: Path) -> tuple[dict[str, Any], str | list[str], dict[
     targets = content.pop("target_modules", None)
     named = isinstance(targets, list) and all(isinstance(target, str) for target in targets)
     if not targets or not (named or isinstance(targets, str)):
-        raise ValueError(f"{where}: target_modules must be names or a pattern, not {targets!r}")
+        raise ValueError(f"{where}: target_modules must be names or a pattern, not {targets!r:.60}")
     try:
         narrowing = _read_narrowing(content)
     except ValueError as error:
         raise ValueError(f"{where}: {error}") from None
     if not isinstance(settings["use_rslora"], bool):
-        raise ValueError(f"{where}: use_rslora is {settings['use_rslora']!r}")
+        raise ValueError(f"{where}: use_rslora is {settings['use_rslora']!r:.60}")
     bias, init = content.pop("bias", "none"), content.pop("init_lora_weights", True)
-    refused = [f"{k}={v!r}" for k, v in content.items() if v and k not in _FREE]
+    refused = [f"{k:.60}={v!r:.60}" for k, v in content.items() if v and k not in _FREE]
     if bias not in ("none", None):
-        refused.append(f"bias={bias!r}")
+        refused.append(f"bias={bias!r:.60}")
     if init not in (True, False, None, "gaussian", "orthogonal"):  # others change the base, too
-        refused.append(f"init_lora_weights={init!r}")
+        refused.append(f"init_lora_weights={init!r:.60}")
     if refused:
         raise ValueError(f"{where}: we do not compute {', '.join(sorted(refused))}")
     return settings, targets, narrowing

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from itertools import islice
 
 import torch
 from torch import Tensor
@@ -186,9 +187,11 @@ def _join_experts(found: dict[str, Tensor], config: ModelConfig) -> None:
     for layer in dict.fromkeys(match[1] for match in each.values()):
         stacks = []
         for part in ("gate_proj", "up_proj", "down_proj"):
-            names = [f"{layer}.{e}.{part}.weight" for e in range(config.num_experts or 0)]
-            if missing := [name for name in names if name not in found]:
-                raise ValueError(f"missing: {', '.join(missing[:20])}, of {len(names)} experts")
+            number = config.num_experts or 0  # that may be any
+            wanted = (f"{layer}.{e}.{part}.weight" for e in range(number))
+            if missing := [*islice((name for name in wanted if name not in found), 20)]:
+                raise ValueError(f"missing: {', '.join(missing)}, of {number} experts")
+            names = [f"{layer}.{e}.{part}.weight" for e in range(number)]
             shape = found[names[0]].shape if names else ()
             if wrong := [name for name in names if found[name].shape != shape]:
                 other = f"{wrong[0]} is {tuple(found[wrong[0]].shape)}"

@@ -97,6 +97,16 @@ def test_experts_one_by_one_and_together_are_refused(tmp_path):
         kind.from_pretrained(tmp_path)
 
 
+def test_a_config_may_claim_any_number_of_experts(tmp_path):
+    """A name for each of them would not fit into memory."""
+    kind = saved("mixtral", tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "num_local_experts": 2**31 - 1}))
+    message = r"missing: .*\.experts\.2\.gate_proj\.weight, .*, of 2147483647 experts"
+    with pytest.raises(ValueError, match=message):
+        kind.from_pretrained(tmp_path)
+
+
 def test_a_header_that_names_a_tensor_twice_is_refused(tmp_path):
     """The library takes the last of the two: a weight of 16 bits may be read in two ways."""
     kind = saved("llama", tmp_path)
