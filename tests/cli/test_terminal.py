@@ -12,8 +12,8 @@ import pytest
 import torch
 from tqdm import tqdm
 
-from minillm import terminal
 from minillm.cli import main as cli
+from minillm.cli import terminal
 from minillm.cli.main import main
 from minillm.cli.terminal import show, tell, visible
 from minillm.config import ModelConfig
