@@ -18,11 +18,11 @@ from minillm.cache.base import KVCache, make_cache
 from minillm.checks import check_mask
 from minillm.config import ModelConfig
 from minillm.nn.attention import build_mask
-from minillm.nn.layers import MLP, GatedMLP, LayerNorm, RMSNorm
-from minillm.nn.multihead import MultiHeadAttention, SupportsUpdate
+from minillm.nn.layers import MLP, DecoderLayer, GatedMLP, LayerNorm, RMSNorm
+from minillm.nn.multihead import MultiHeadAttention
 from minillm.nn.rope import PartialRotation, RotaryEmbedding, Rotation
 
-__all__ = ["CausalLM", "Decoder", "DecoderLayer", "count_parameters", "product_dtype"]
+__all__ = ["CausalLM", "Decoder", "count_parameters", "product_dtype"]
 
 
 def _make_norm(c: ModelConfig) -> LayerNorm | RMSNorm:
@@ -85,43 +85,16 @@ def _make_mlp(c: ModelConfig, layer: int) -> nn.Module:
     return block(c.hidden_size, c.intermediate_size, activation=c.hidden_act, bias=c.mlp_bias)
 
 
-class DecoderLayer(nn.Module):
-    """Attention, then the feed-forward block, each on a normalised copy and added back (pre-norm).
-
-    Falcon computes both side by side, from one normalised copy or from one each.
-    Shape: (B, T, C) -> (B, T, C).
-    """
-
-    def __init__(self, config: ModelConfig, layer: int = 0) -> None:
-        super().__init__()
-        c = config
-        self.parallel_residual = c.parallel_attn
-        self.input_layernorm = _make_norm(c)
-        self.self_attn = _make_attention(c)
-        shared_norm = self.parallel_residual and c.num_ln_in_parallel_attn != 2
-        self.post_attention_layernorm = None if shared_norm else _make_norm(c)
-        self.mlp = _make_mlp(c, layer)
-
-    def forward(
-        self,
-        x: Tensor,
-        *,
-        rope: Rotation | None = None,
-        mask: Tensor | None = None,
-        is_causal: bool = False,
-        cache: SupportsUpdate | None = None,
-    ) -> Tensor:
-        normed = self.input_layernorm(x)
-        y = x + self.self_attn(normed, rope=rope, mask=mask, is_causal=is_causal, cache=cache)
-        if self.post_attention_layernorm is not None:
-            normed = self.post_attention_layernorm(x if self.parallel_residual else y)
-        return y + self.mlp(normed)
-
-
 def _make_layer(c: ModelConfig, layer: int) -> nn.Module:
     """The stack's layer of that number: one that attends, or one that keeps a state."""
     if not c.has_state(layer):
-        return DecoderLayer(c, layer)
+        attention, mlp, norm = _make_attention(c), _make_mlp(c, layer), _make_norm(c)
+        if not c.parallel_attn:
+            return DecoderLayer(attention, mlp, norm, _make_norm(c))
+        from minillm.models.families.falcon import ParallelLayer
+
+        second = _make_norm(c) if c.num_ln_in_parallel_attn == 2 else None
+        return ParallelLayer(attention, mlp, norm, second)
     from minillm.nn.mamba import Mamba2Mixer, MambaLayer, MambaMixer
 
     mixer: MambaMixer | Mamba2Mixer

@@ -1,4 +1,4 @@
-"""Norms, activations and feed-forward blocks: the parts of a layer that treat each position alone.
+"""Norms, activations, feed-forward blocks, and the layer that joins them with attention.
 
 Explained in notebooks/06_layers.ipynb.
 """
@@ -12,7 +12,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-__all__ = ["ACTIVATIONS", "MLP", "GatedMLP", "LayerNorm", "RMSNorm", "gelu_sigmoid", "relu_squared"]
+from minillm.nn.multihead import SupportsUpdate
+from minillm.nn.rope import Rotation
+
+__all__ = [
+    "ACTIVATIONS",
+    "MLP",
+    "DecoderLayer",
+    "GatedMLP",
+    "LayerNorm",
+    "RMSNorm",
+    "gelu_sigmoid",
+    "relu_squared",
+]
 
 
 class LayerNorm(nn.Module):
@@ -158,3 +170,34 @@ class GatedMLP(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.down_proj(self.activation(self.gate_proj(x)) * self.up_proj(x))
+
+
+class DecoderLayer(nn.Module):
+    """Attention, then the feed-forward block, each on a normalised copy and added back (pre-norm).
+
+    `rope`, `mask`, `is_causal` and `cache` are handed on to attention.
+    Shape: (B, T, C) -> (B, T, C).
+    Source: Xiong et al. 2020, figure 1 (b).
+    """
+
+    def __init__(
+        self, attention: nn.Module, mlp: nn.Module, norm1: nn.Module, norm2: nn.Module
+    ) -> None:
+        super().__init__()
+        self.input_layernorm = norm1
+        self.self_attn = attention
+        self.post_attention_layernorm = norm2
+        self.mlp = mlp
+
+    def forward(
+        self,
+        x: Tensor,
+        *,
+        rope: Rotation | None = None,
+        mask: Tensor | None = None,
+        is_causal: bool = False,
+        cache: SupportsUpdate | None = None,
+    ) -> Tensor:
+        normed = self.input_layernorm(x)
+        x = x + self.self_attn(normed, rope=rope, mask=mask, is_causal=is_causal, cache=cache)
+        return x + self.mlp(self.post_attention_layernorm(x))
