@@ -34,6 +34,11 @@ class Jitter(TorchDispatchMode):
         super().__init__()
         self.size, self.draw = size, draw
 
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Whether code may be compiled inside: yes, and what is compiled keeps its own digits."""
+        return True
+
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None
     ) -> Any:

@@ -88,6 +88,20 @@ def test_nothing_else_is_touched():
     assert torch.equal(torch.randn(5), drawn)
 
 
+def test_pages_may_compile_inside():
+    graphs = []
+
+    def backend(graph, example_inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    torch._dynamo.reset()
+    doubled = torch.compile(lambda x: x + x, backend=backend, fullgraph=True)
+    with Jitter(SIZE):
+        assert torch.equal(doubled(x), x + x)
+    assert len(graphs) == 1
+
+
 @pytest.mark.parametrize("size", ["", "1e-3"], ids=["without the variable", "with it"])
 def test_the_variable_starts_it(size):
     code = "import jitter, torch; a = torch.full((3, 3), 0.1); b = a @ a; jitter.start()"
