@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._ops import HigherOrderOperator
 from torch.utils._python_dispatch import TorchDispatchMode
 
 PRODUCTS = {
@@ -30,6 +31,8 @@ class Jitter(TorchDispatchMode):
     roundings. Like a processor it repeats itself: equal products are off by equal amounts.
     """
 
+    supports_higher_order_operators = True  # FlexAttention is one
+
     def __init__(self, size: float, draw: int = 1) -> None:
         super().__init__()
         self.size, self.draw = size, draw
@@ -42,6 +45,8 @@ class Jitter(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        if isinstance(func, HigherOrderOperator):  # programs, which keep their own digits
+            return func(*args, **(kwargs or {}))
         with self:  # in inference mode whole operations arrive, with products inside
             out = func.decompose(*args, **(kwargs or {}))
         if out is not NotImplemented:
