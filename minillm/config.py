@@ -9,6 +9,7 @@ their files is in `minillm.pretrained.families`.
 import sys
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, fields
+from pkgutil import resolve_name
 from typing import Any
 
 from minillm.nn.layers import ACTIVATIONS
@@ -18,7 +19,12 @@ __all__ = ["FAMILIES", "Family", "ModelConfig"]
 
 @dataclass(frozen=True)
 class Family:
-    """What sets a family of models apart, beyond the numbers in its config."""
+    """What sets a family of models apart, beyond the numbers in its config.
+
+    `norm`, `attention`, `mlp` and `layer` are functions that make a part from the config (`mlp` and
+    `layer` from config and number of the layer), or where to find one, "module:function"; without
+    them the part is Llama's.
+    """
 
     layer_norm: bool = False  # LayerNorm with a bias instead of RMSNorm
     norm_eps: float = 1e-6  # where the config gives none
@@ -35,6 +41,23 @@ class Family:
     mla: bool = False  # a latent instead of per-head keys and values
     experts: str = ""  # some layers are mixtures of experts, whose router's scores are of this kind
     state: str = ""  # layers keep a state of this kind, "mamba" or "mamba2", and need no positions
+    norm: Callable[..., Any] | str | None = None
+    attention: Callable[..., Any] | str | None = None
+    mlp: Callable[..., Any] | str | None = None
+    layer: Callable[..., Any] | str | None = None
+
+    def maker(self, part: str) -> Callable[..., Any] | None:
+        """The function that makes the family's "norm", "attention", "mlp" or "layer", if any.
+
+        Raises: ValueError for a name under which none is found.
+        """
+        found = getattr(self, part)
+        if isinstance(found, str):
+            try:
+                found = resolve_name(found)
+            except (ImportError, AttributeError, ValueError) as error:
+                raise ValueError(f"no function {found!r} for {part}: {error}") from None
+        return found
 
     @property
     def may_attend(self) -> bool:
@@ -49,6 +72,10 @@ class Family:
 
 _TANH = "gelu_pytorch_tanh"
 
+_OURS = "minillm.models.families"
+
+_EXPERTS, _STATE = f"{_OURS}.experts:mlp", f"{_OURS}.state:layer"
+
 FAMILIES: dict[str, Family] = {
     "llama": Family(),
     "mistral": Family(),
@@ -58,13 +85,22 @@ FAMILIES: dict[str, Family] = {
     "gpt2": Family(
         True, 1e-5, gated=False, activation="gelu_new", rotary=False, bias=True, tied=True
     ),
-    "falcon": Family(True, 1e-5, gated=False, activation="gelu", parallel_residual=True, tied=True),
-    "deepseek_v3": Family(mla=True, experts="sigmoid"),
-    "mixtral": Family(norm_eps=1e-5, experts="softmax"),
-    "qwen3_moe": Family(qk_norm=True, experts="softmax"),
-    "mamba": Family(norm_eps=1e-5, rotary=False, tied=True, state="mamba"),
-    "mamba2": Family(norm_eps=1e-5, rotary=False, state="mamba2"),
-    "bamba": Family(norm_eps=1e-5, state="mamba2"),
+    "falcon": Family(
+        *(True, 1e-5),
+        gated=False,
+        activation="gelu",
+        parallel_residual=True,
+        tied=True,
+        layer=f"{_OURS}.falcon:layer",
+    ),
+    "deepseek_v3": Family(
+        mla=True, experts="sigmoid", attention=f"{_OURS}.deepseek_v3:attention", mlp=_EXPERTS
+    ),
+    "mixtral": Family(norm_eps=1e-5, experts="softmax", mlp=_EXPERTS),
+    "qwen3_moe": Family(qk_norm=True, experts="softmax", mlp=_EXPERTS),
+    "mamba": Family(norm_eps=1e-5, rotary=False, tied=True, state="mamba", layer=_STATE),
+    "mamba2": Family(norm_eps=1e-5, rotary=False, state="mamba2", layer=_STATE),
+    "bamba": Family(norm_eps=1e-5, state="mamba2", layer=_STATE),
 }
 
 _UNSET: Any = None  # the default of keys that the family fills in, or that only some families have

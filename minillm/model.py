@@ -22,35 +22,29 @@ from minillm.nn.layers import MLP, DecoderLayer, GatedMLP, LayerNorm, RMSNorm
 from minillm.nn.multihead import MultiHeadAttention
 from minillm.nn.rope import PartialRotation, RotaryEmbedding, Rotation
 
-__all__ = ["CausalLM", "Decoder", "count_parameters", "product_dtype"]
+__all__ = [
+    "LLAMA",
+    "CausalLM",
+    "Decoder",
+    "count_parameters",
+    "llama_attention",
+    "llama_layer",
+    "llama_mlp",
+    "llama_norm",
+    "make_part",
+    "product_dtype",
+]
 
 
-def _make_norm(c: ModelConfig) -> LayerNorm | RMSNorm:
-    """The family's normalisation of hidden states."""
+def llama_norm(c: ModelConfig) -> nn.Module:
+    """Llama's normalisation of hidden states; LayerNorm where the family has that."""
     if c.family.layer_norm:
         return LayerNorm(c.hidden_size, eps=c.rms_norm_eps)
     return RMSNorm(c.hidden_size, eps=c.rms_norm_eps, offset=c.family.norm_offset)
 
 
-def _make_attention(c: ModelConfig) -> nn.Module:
-    """The family's attention: heads with keys of their own, shared keys, or a latent."""
-    if c.family.mla:
-        from minillm.nn.mla import MultiHeadLatentAttention
-        from minillm.nn.rope_scaling import yarn_mscale
-
-        scaling = c.rope_scaling or {}
-        mscale = yarn_mscale(scaling.get("factor") or 1.0, scaling.get("mscale_all_dim") or 0.0)
-        return MultiHeadLatentAttention(
-            c.hidden_size,
-            c.num_attention_heads,
-            kv_lora_rank=c.kv_lora_rank,
-            qk_nope_head_dim=c.qk_nope_head_dim,
-            qk_rope_head_dim=c.qk_rope_head_dim,
-            v_head_dim=c.v_head_dim,
-            q_lora_rank=c.q_lora_rank,
-            norm=partial(RMSNorm, eps=1e-6),  # as published, whatever rms_norm_eps says
-            scale=(c.qk_nope_head_dim + c.qk_rope_head_dim) ** -0.5 * mscale**2,
-        )
+def llama_attention(c: ModelConfig) -> nn.Module:
+    """Llama's attention: heads with keys of their own, or shared ones."""
     return MultiHeadAttention(
         c.hidden_size,
         c.num_attention_heads,
@@ -63,49 +57,32 @@ def _make_attention(c: ModelConfig) -> nn.Module:
     )
 
 
-def _make_mlp(c: ModelConfig, layer: int) -> nn.Module:
-    """The layer's feed-forward block: one for all tokens, or experts of which each uses a few."""
-    if c.is_sparse(layer):
-        from minillm.nn.moe import SparseMoeBlock
-
-        return SparseMoeBlock(
-            c.hidden_size,
-            c.moe_intermediate_size,
-            c.num_experts,
-            c.num_experts_per_tok,
-            activation=c.hidden_act,
-            shared_intermediate_size=c.n_shared_experts * c.moe_intermediate_size,
-            scoring=c.family.experts,
-            norm_topk_prob=c.norm_topk_prob,
-            routed_scaling_factor=c.routed_scaling_factor,
-            n_group=c.n_group,
-            topk_group=c.topk_group,
-        )
+def llama_mlp(c: ModelConfig, layer: int) -> nn.Module:
+    """Llama's feed-forward block; without a gate where the family has none."""
     block = GatedMLP if c.family.gated else MLP
     return block(c.hidden_size, c.intermediate_size, activation=c.hidden_act, bias=c.mlp_bias)
 
 
-def _make_layer(c: ModelConfig, layer: int) -> nn.Module:
-    """The stack's layer of that number: one that attends, or one that keeps a state."""
-    if not c.has_state(layer):
-        attention, mlp, norm = _make_attention(c), _make_mlp(c, layer), _make_norm(c)
-        if not c.parallel_attn:
-            return DecoderLayer(attention, mlp, norm, _make_norm(c))
-        from minillm.models.families.falcon import ParallelLayer
+def llama_layer(c: ModelConfig, layer: int) -> nn.Module:
+    """Chapter 06's layer, of the family's parts."""
+    attention, mlp = make_part("attention", c), make_part("mlp", c, layer)
+    return DecoderLayer(attention, mlp, make_part("norm", c), make_part("norm", c))
 
-        second = _make_norm(c) if c.num_ln_in_parallel_attn == 2 else None
-        return ParallelLayer(attention, mlp, norm, second)
-    from minillm.nn.mamba import Mamba2Mixer, MambaLayer, MambaMixer
 
-    mixer: MambaMixer | Mamba2Mixer
-    if c.family.state == "mamba":
-        mixer = MambaMixer(c.hidden_size, c.state, activation=c.hidden_act)
-    else:
-        eps = c.rms_norm_eps
-        mixer = Mamba2Mixer(c.hidden_size, c.state, activation=c.hidden_act, norm_eps=eps)
-    mlp = None if c.intermediate_size is None else _make_mlp(c, layer)
-    in_fp32 = c.state.residual_in_fp32
-    return MambaLayer(mixer, mlp, norm=partial(_make_norm, c), residual_in_fp32=in_fp32)
+LLAMA: dict[str, Callable[..., Any]] = {
+    "norm": llama_norm,
+    "attention": llama_attention,
+    "mlp": llama_mlp,
+    "layer": llama_layer,
+}
+
+
+def make_part(part: str, c: ModelConfig, *layer: int) -> nn.Module:
+    """A "norm", an "attention", the "mlp" or the whole "layer" of that number.
+
+    The family makes it, or if it has no way of its own, Llama does.
+    """
+    return (c.family.maker(part) or LLAMA[part])(c, *layer)
 
 
 class Decoder(nn.Module):
@@ -117,8 +94,8 @@ class Decoder(nn.Module):
         self.embed_tokens = nn.Embedding(c.vocab_size, c.hidden_size)
         if c.family.learned_positions:
             self.embed_positions = nn.Embedding(c.max_position_embeddings, c.hidden_size)
-        self.layers = nn.ModuleList(_make_layer(c, i) for i in range(c.num_hidden_layers))
-        self.norm = _make_norm(c)
+        self.layers = nn.ModuleList(make_part("layer", c, i) for i in range(c.num_hidden_layers))
+        self.norm = make_part("norm", c)
         self.rotary = self.make_rotary() if c.family.rotary else None
 
     def make_rotary(self) -> RotaryEmbedding:
@@ -325,10 +302,10 @@ class CausalLM(nn.Module):
                 weight.normal_(0.0, size, generator=generator)
             elif name.endswith("_proj.bias"):
                 weight.zero_()
-        blocks: Any = self.model.layers
-        for i, layer in enumerate(blocks):
-            if self.config.has_state(i):  # its decays and time steps have sizes of their own
-                layer.mamba.draw(generator)
+        for part in self.model.modules():
+            draw: Any = getattr(part, "draw", None)
+            if draw is not None:  # a part that begins in its own way, as a state's decays do
+                draw(generator)
         if not self.config.tie_word_embeddings:
             self.lm_head.weight.normal_(0.0, std, generator=generator)
 
@@ -350,12 +327,16 @@ class CausalLM(nn.Module):
         c, weight = self.config, self.lm_head.weight
         if kind == "sliding" and c.sliding_window is None:
             raise ValueError("a sliding cache drops keys that a model without sliding_window reads")
+        layers: Any = self.model.layers
+        attention = next((x.self_attn for x in layers if hasattr(x, "self_attn")), None)
+        usual = c.num_key_value_heads, c.head_dim, c.head_dim
+        heads, key, value = getattr(attention, "cache_shape", usual)
         shape: dict[str, Any] = {
             "num_layers": c.num_hidden_layers,
             "batch_size": batch_size,
-            "num_kv_heads": 1 if c.family.mla else c.num_key_value_heads,
-            "key_dim": c.kv_lora_rank if c.family.mla else c.head_dim,
-            "value_dim": c.qk_rope_head_dim if c.family.mla else c.head_dim,
+            "num_kv_heads": heads,
+            "key_dim": key,
+            "value_dim": value,
             "max_length": max_length,
             "window": c.sliding_window,
             "dtype": product_dtype(weight),

@@ -132,6 +132,7 @@ class MultiHeadLatentAttention(nn.Module):
         self.qk_nope_head_dim, self.qk_rope_head_dim = N, P
         self.scale = (N + P) ** -0.5 if scale is None else scale
         self.absorb: bool | None = None  # for calls that do not say
+        self.cache_shape = (1, R, P)  # heads, size of a key, size of a value
         if q_lora_rank is None:
             self.q_proj = nn.Linear(hidden_size, num_heads * (N + P), bias=False)
         else:

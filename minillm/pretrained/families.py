@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import fields
+from dataclasses import asdict, fields, is_dataclass
 from typing import Any
 
 from minillm.config import FAMILIES, ModelConfig
@@ -292,6 +292,8 @@ def read_config(data: Mapping[str, Any]) -> dict[str, Any]:
     kind = data.get("model_type")
     if not isinstance(kind, str) or kind not in FAMILIES:
         raise ValueError(f"unknown model_type {kind!r}; known are {', '.join(FAMILIES)}")
+    if kind not in ARCHITECTURES:
+        return _read_own(data)
     for key, (ours, meaning) in _ONLY.items():
         if key == "partial_rotary_factor" and kind == "bamba":
             ours = (0.5,)  # transformers takes it to be that, whatever is said here
@@ -331,6 +333,14 @@ def read_config(data: Mapping[str, Any]) -> dict[str, Any]:
     if strange:
         warnings.warn(f"config keys that are not used: {', '.join(strange)}", stacklevel=3)
     return {k: v for k, v in found.items() if k in known - foreign}
+
+
+def _read_own(data: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of a family that was added to `FAMILIES`: its files have our keys."""
+    known = {f.name for f in fields(ModelConfig)}
+    if strange := sorted(data.keys() - known - _SILENT):
+        warnings.warn(f"config keys that are not used: {', '.join(strange)}", stacklevel=4)
+    return {key: value for key, value in data.items() if key in known}
 
 
 def _read_rope(found: dict[str, Any], data: Mapping[str, Any]) -> None:
@@ -453,6 +463,8 @@ def write_config(config: ModelConfig) -> dict[str, Any]:
     """A `config.json` that transformers 4 and 5 read."""
     kind, family = config.model_type, config.family
     data = {f.name: getattr(config, f.name) for f in fields(config)}
+    if kind not in ARCHITECTURES:  # a family that was added to `FAMILIES`: our keys as they are
+        return {key: _plain(value) for key, value in data.items()}
     for key in ("rms_norm_eps", "rope_theta", "attention_dropout", "initializer_range"):
         data[key] = float(data[key])  # transformers 5 takes no whole number there
     data["hidden_act"] = ACTIVATION_NAMES.get(data["hidden_act"], data["hidden_act"])
@@ -491,6 +503,15 @@ def write_config(config: ModelConfig) -> dict[str, Any]:
     if data.get("rope_scaling") is not None:
         data["rope_scaling"] = dict(data["rope_scaling"])
     return {"architectures": [ARCHITECTURES[kind]], **data, **extra}
+
+
+def _plain(value: Any) -> Any:
+    """A value of a config as JSON has it."""
+    if isinstance(value, tuple):
+        return list(value)
+    if isinstance(value, Mapping):
+        return dict(value)
+    return asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
 
 
 def _write_states(config: ModelConfig) -> dict[str, Any]:

@@ -5,10 +5,12 @@ Written by hand; deeper/10_families says what else Falcon does.
 
 from torch import Tensor, nn
 
+from minillm.config import ModelConfig
+from minillm.model import llama_layer, make_part
 from minillm.nn.multihead import SupportsUpdate
 from minillm.nn.rope import Rotation
 
-__all__ = ["ParallelLayer"]
+__all__ = ["ParallelLayer", "layer"]
 
 
 class ParallelLayer(nn.Module):
@@ -42,3 +44,12 @@ class ParallelLayer(nn.Module):
         if self.post_attention_layernorm is not None:
             normed = self.post_attention_layernorm(x)
         return y + self.mlp(normed)
+
+
+def layer(c: ModelConfig, number: int) -> nn.Module:
+    """Falcon's layer, under one norm or two; the usual one if the config says so."""
+    if not c.parallel_attn:
+        return llama_layer(c, number)
+    attention, mlp = make_part("attention", c), make_part("mlp", c, number)
+    second = make_part("norm", c) if c.num_ln_in_parallel_attn == 2 else None
+    return ParallelLayer(attention, mlp, make_part("norm", c), second)
