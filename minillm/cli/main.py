@@ -628,13 +628,6 @@ FIXED = (
     *("family", "hidden_size", "layers", "heads", "kv_heads", "intermediate_size"),
     *("context_length", "rope_theta", "init_from", "deck_cards", "exact_targets"),
 )
-RENAMED = {  # options that earlier runs wrote under other names
-    "out": "output_dir",
-    "accumulation": "gradient_accumulation_steps",
-    "checkpoint_every": "checkpoint_interval",
-    "validate_every": "eval_interval",
-    "log_every": "log_interval",
-}
 
 
 def options(a: argparse.Namespace) -> dict[str, Any]:
@@ -644,15 +637,12 @@ def options(a: argparse.Namespace) -> dict[str, Any]:
 
 
 def read_run_info(path: Path) -> dict[str, Any]:
-    """What a run.json holds, its options under the names of today.
-
-    Raises: ValueError if it does not hold the options of a run.
-    """
+    """What a run.json holds. Raises: ValueError if it does not hold the options of a run."""
     info = read_json(path, nan=True)
     asked = info.get("options")
     if not isinstance(asked, dict) or not isinstance(asked.get("corpus"), str):
         raise ValueError(f"{path} does not say what the run was asked for")
-    return {**info, "options": {RENAMED.get(name, name): v for name, v in asked.items()}}
+    return info
 
 
 def check_same_run(a: argparse.Namespace) -> None:

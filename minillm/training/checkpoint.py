@@ -25,7 +25,6 @@ from minillm.files import read_json, sync
 
 __all__ = [
     "FORMAT",
-    "OPTIONAL",
     "RUN_STATE",
     "STATE",
     "CheckpointError",
@@ -140,9 +139,7 @@ STATE: dict[str, type] = {"format": str, "step": int, "files": dict}
 
 RUN_STATE: dict[str, type] = {"config": dict, "source": dict, "tokens": int, "processes": int}
 
-RUN_STATE |= {"sharded": bool}
-
-OPTIONAL: dict[str, type] = {"meter": dict}  # older versions did not write it
+RUN_STATE |= {"sharded": bool, "meter": dict}
 
 
 def _check_state(state: dict[str, Any], of_run: bool) -> None:
@@ -150,8 +147,8 @@ def _check_state(state: dict[str, Any], of_run: bool) -> None:
     needed = {**STATE, **RUN_STATE} if of_run else STATE
     if lacking := needed.keys() - state.keys():
         raise ValueError(f"says nothing of {', '.join(sorted(lacking))}")
-    for name, kind in (needed | OPTIONAL).items():
-        value: Any = state.get(name, kind())
+    for name, kind in needed.items():
+        value: Any = state[name]
         fits = type(value) is kind
         if not fits or (kind is int and value < 0):
             raise ValueError(f"{name} is {value!r:.60}, not {kind.__name__}")

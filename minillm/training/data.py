@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 __all__ = [
-    "RENAMED",
     "BatchSource",
     "TokenDataset",
     "WindowBatches",
@@ -23,7 +22,6 @@ __all__ = [
     "document_row",
     "get_batch",
     "pad_rows",
-    "with_new_names",
 ]
 
 
@@ -88,13 +86,6 @@ class WindowBatches:
         self.index = count_in(state, "index")
 
 
-RENAMED = {  # settings that runs begun with older versions saved under other names
-    "accumulation": "gradient_accumulation_steps",
-    "algorithm": "optimizer",
-    "pool": "shuffle_buffer",
-}
-
-
 def check_settings(saved: dict[str, Any], ours: dict[str, Any]) -> None:
     """Raise a ValueError that names each setting in which two runs differ."""
     names = sorted(saved.keys() | ours.keys())
@@ -105,11 +96,6 @@ def check_settings(saved: dict[str, Any], ours: dict[str, Any]) -> None:
     ]
     if wrong:
         raise ValueError("the saved run had other settings: " + "; ".join(wrong))
-
-
-def with_new_names(saved: dict[str, Any]) -> dict[str, Any]:
-    """Saved settings under the names of today."""
-    return {RENAMED.get(name, name): value for name, value in saved.items()}
 
 
 def count_in(state: dict[str, Any], name: str) -> int:

@@ -13,14 +13,7 @@ from typing import Any, Literal
 import numpy as np
 from torch import Tensor
 
-from minillm.training.data import (
-    TokenDataset,
-    check_settings,
-    count_in,
-    document_row,
-    pad_rows,
-    with_new_names,
-)
+from minillm.training.data import TokenDataset, check_settings, count_in, document_row, pad_rows
 
 __all__ = ["DocumentBatches", "FileDocuments", "StoryDocuments", "share_rows"]
 
@@ -52,7 +45,7 @@ class StoryDocuments:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go where `state` says. Raises: ValueError if its seed or language is another."""
         ours = {**self.state_dict(), "index": state.get("index")}
-        check_settings({"lang": ours["lang"], **state}, ours)  # older states do not name it
+        check_settings(state, ours)
         self.index = count_in(state, "index")
 
 
@@ -219,7 +212,6 @@ class DocumentBatches:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go where `state` says. Raises: ValueError if its settings are others than ours."""
-        state = {"skipped": 0, **with_new_names(state)}  # older states counted none
         check_settings({k: state.get(k) for k in self.settings}, self.settings)
         number, skipped, taken = (count_in(state, k) for k in ("number", "skipped", "taken"))
         carry = state.get("carry")

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from minillm.checks import check_one_of
-from minillm.training.data import BatchSource, check_settings, with_new_names
+from minillm.training.data import BatchSource, check_settings
 from minillm.training.loss import accumulate_gradients
 from minillm.training.optim import AdamW, Optimizer, clip_grad_norm, cosine_schedule, decay_groups
 
@@ -372,8 +372,7 @@ class Trainer:
         from minillm.training import checkpoint, distributed
 
         state = checkpoint.read_state(path, of_run=True)
-        saved = {"optimizer": "adamw", **with_new_names(state["config"])}  # once the only one
-        check_settings(saved, self._settings())
+        check_settings(state["config"], self._settings())
         before = self.source.state_dict()
         self.source.load_state_dict(state["source"])  # if it refuses, nothing has been loaded
         try:
@@ -382,7 +381,7 @@ class Trainer:
             self.source.load_state_dict(before)
             raise
         self.step, self.tokens, self.step_incomplete = state["step"], state["tokens"], False
-        self.meter.load_state_dict(state.get("meter", {}))
+        self.meter.load_state_dict(state["meter"])
         self.optimizer.zero_grad()
 
     def _settings(self) -> dict[str, Any]:

@@ -322,7 +322,7 @@ def test_random_numbers_of_a_mac(monkeypatch):
     kept.append(torch.zeros(3, dtype=torch.uint8))
     trainer_module.set_rng_state(state, device)
     assert torch.equal(kept[-1], kept[0])
-    trainer_module.set_rng_state({"cpu": state["cpu"]}, device)  # as older versions wrote it
+    trainer_module.set_rng_state({"cpu": state["cpu"]}, device)  # as a run on a CPU wrote it
     assert len(kept) == 3
 
 
