@@ -12,7 +12,6 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from statistics import NormalDist
 from typing import Any
 
 import torch
@@ -25,7 +24,6 @@ from minillm.pretrained.load import tensors_of
 from minillm.pretrained.weights import join_qkv, layer_name, split_qkv
 
 __all__ = [
-    "NF4_LEVELS",
     "LoRALinear",
     "add_lora",
     "check_merged",
@@ -34,8 +32,6 @@ __all__ = [
     "lora_disabled",
     "lora_layers",
     "merge",
-    "nf4_dequantize",
-    "nf4_quantize",
     "remove_lora",
     "save_adapter",
     "unmerge",
@@ -591,56 +587,3 @@ def _read_pairs(
     _check_finite(tensors)
     it = iter(tensors[key] for key in keys)
     return dict(zip(names, zip(it, it, strict=True), strict=True))
-
-
-def _nf4_levels() -> list[float]:
-    """0 and quantiles of the normal distribution, 8 above it and 7 below, from -1 to 1."""
-    quantile, end = NormalDist().inv_cdf, 1 - (1 / 30 + 1 / 32) / 2
-    up = [quantile(end + (0.5 - end) * i / 8) for i in range(8)]
-    down = [-quantile(end + (0.5 - end) * i / 7) for i in range(7)]
-    return sorted(level / up[0] for level in [*up, 0.0, *down])
-
-
-NF4_LEVELS = torch.tensor(_nf4_levels(), dtype=torch.float32)  # (16,)
-
-
-def nf4_quantize(weight: Tensor, block_size: int = 64) -> tuple[Tensor, Tensor]:
-    """Numbers as 4-bit codes, two a byte, and the largest magnitude of each block of them.
-
-    A number is divided by its block's magnitude and becomes the nearest of 16 levels. The first of
-    two codes is in a byte's upper half, as in bitsandbytes.
-
-    Shape: n numbers -> (ceil(n / 2),) uint8, (ceil(n / block_size),) float32.
-    Raises: ValueError for no numbers, for NaN or infinite ones, for a block size below 1.
-    Source: Dettmers et al. 2023, section 3 and appendix E.
-    """
-    if block_size < 1 or not weight.numel() or not weight.is_floating_point():
-        what = f"{weight.dtype} {tuple(weight.shape)}"
-        raise ValueError(f"{what} in blocks of {block_size}: nothing to quantize")
-    if not weight.isfinite().all():
-        raise ValueError(f"{int((~weight.isfinite()).sum())} numbers are NaN or infinite")
-    flat = weight.detach().flatten().float()
-    n, blocks = len(flat), -(-len(flat) // block_size)
-    rows = F.pad(flat, (0, blocks * block_size - n)).view(blocks, block_size)
-    absmax = rows.abs().amax(1)
-    scaled = rows / absmax.clamp(min=torch.finfo(torch.float32).tiny)[:, None]
-    levels = NF4_LEVELS.to(flat.device)
-    codes = torch.bucketize(scaled, (levels[1:] + levels[:-1]) / 2).flatten()[:n]
-    codes = F.pad(codes, (0, n % 2), value=7).to(torch.uint8)  # 7 stands for 0
-    return codes[0::2] << 4 | codes[1::2], absmax
-
-
-def nf4_dequantize(
-    packed: Tensor, absmax: Tensor, shape: Sequence[int], block_size: int = 64
-) -> Tensor:
-    """The numbers that the codes of `nf4_quantize` stand for, in float32.
-
-    Raises: ValueError if codes, blocks and shape are not of one size.
-    """
-    n = math.prod(shape)
-    if block_size < 1 or len(packed) != -(-n // 2) or len(absmax) != -(-n // block_size):
-        given = f"{len(packed)} bytes and {len(absmax)} blocks of {block_size}"
-        raise ValueError(f"{given} are not the codes of {n} numbers")
-    codes = torch.stack([packed >> 4, packed & 15], dim=1).flatten()[:n]
-    scales = absmax.repeat_interleave(block_size)[:n]
-    return (NF4_LEVELS.to(packed.device)[codes.long()] * scales).view(*shape)

@@ -1,4 +1,4 @@
-"""Adapters against peft: outputs, gradients, files both ways; merging, NF4, and what is refused."""
+"""Adapters against peft: outputs, gradients, files both ways; merging, and what is refused."""
 
 import copy
 import json
@@ -15,8 +15,6 @@ import pytest
 import torch
 import transformers
 from family_checkpoints import FAMILY_CONFIGS, make
-from hypothesis import given
-from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from torch import nn
 
@@ -27,7 +25,6 @@ from minillm.fast.packed import PackedLM
 from minillm.generation.decoding import generate
 from minillm.model import CausalLM
 from minillm.nn.lora import (
-    NF4_LEVELS,
     LoRALinear,
     add_lora,
     check_merged,
@@ -36,8 +33,6 @@ from minillm.nn.lora import (
     lora_disabled,
     lora_layers,
     merge,
-    nf4_dequantize,
-    nf4_quantize,
     remove_lora,
     save_adapter,
     unmerge,
@@ -878,77 +873,6 @@ def test_the_adapter_of_an_excluded_layer_is_not_there(tmp_path):
     names = load_adapter(ours, tmp_path / "adapter")
     assert len(names) == 12 and not any("up_proj" in name for name in names)
     torch.testing.assert_close(ours(IDS), theirs(IDS).logits, atol=1e-5, rtol=1e-5)
-
-
-# ---- NF4 ----
-
-# As published: Dettmers et al. 2023, appendix E.
-PUBLISHED = [
-    -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635,
-    -0.18477343022823334, -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725,
-    0.24611230194568634, 0.33791524171829224, 0.44070982933044434, 0.5626170039176941,
-    0.7229568362236023, 1.0,
-]  # fmt: skip
-
-
-def test_the_levels_are_the_published_ones():
-    assert len(NF4_LEVELS) == 16
-    np.testing.assert_allclose(NF4_LEVELS.numpy(), PUBLISHED, atol=2e-7)
-
-
-def nf4_numpy(x, block):
-    """Every number compared with every level, in float64."""
-    out, codes = [], []
-    for start in range(0, len(x), block):
-        part = x[start : start + block].astype(np.float64)
-        largest = np.abs(part).max()
-        scaled = part / (largest or 1.0)
-        found = np.abs(scaled[:, None] - np.array(PUBLISHED)[None]).argmin(1)
-        codes += found.tolist()
-        out += (np.array(PUBLISHED)[found] * largest).tolist()
-    return np.array(out), codes
-
-
-@given(st.integers(1, 200), st.sampled_from([1, 2, 7, 64, 300]), st.integers(0, 50))
-def test_quantizing_is_the_nearest_level_of_each_block(n, block, seed):
-    x = np.random.default_rng(seed).standard_normal(n).astype(np.float32)
-    packed, absmax = nf4_quantize(torch.from_numpy(x), block)
-    assert packed.dtype == torch.uint8 and len(packed) == (n + 1) // 2
-    assert absmax.dtype == torch.float32 and len(absmax) == -(-n // block)
-    found = nf4_dequantize(packed, absmax, (n,), block)
-    np.testing.assert_allclose(found.numpy(), nf4_numpy(x, block)[0], atol=1e-6)
-
-
-def test_the_first_code_is_in_the_upper_half():
-    packed, absmax = nf4_quantize(torch.tensor([1.0, -1.0, 0.0]), 64)
-    assert packed.tolist() == [0xF0, 0x77] and absmax.tolist() == [1.0]
-    back = nf4_dequantize(packed, absmax, (3,))
-    assert back.tolist() == [1.0, -1.0, 0.0]
-
-
-def test_zeros_and_shapes_and_16_bits():
-    packed, absmax = nf4_quantize(torch.zeros(3, 5))
-    assert not nf4_dequantize(packed, absmax, (3, 5)).any()
-    weight = torch.randn(6, 32, dtype=torch.bfloat16)
-    back = nf4_dequantize(*nf4_quantize(weight, 16), weight.shape, 16)
-    assert back.shape == (6, 32) and (back - weight).abs().max() < 0.5
-    assert torch.equal(back, nf4_dequantize(*nf4_quantize(back, 16), (6, 32), 16))
-
-
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda: nf4_quantize(torch.tensor([1.0, math.nan])), "1 numbers are NaN"),
-        (lambda: nf4_quantize(torch.tensor([])), "nothing to quantize"),
-        (lambda: nf4_quantize(torch.ones(3), 0), "blocks of 0"),
-        (lambda: nf4_quantize(torch.ones(3, dtype=torch.int64)), r"torch.int64 \(3,\)"),
-        (lambda: nf4_dequantize(*nf4_quantize(torch.ones(6)), (7,)), "not the codes of 7"),
-        (lambda: nf4_dequantize(*nf4_quantize(torch.ones(6), 2), (6,)), "not the codes of 6"),
-    ],
-)
-def test_what_cannot_be_quantized_is_refused(call, message):
-    with pytest.raises(ValueError, match=message):
-        call()
 
 
 def test_the_error_messages_name_layers_as_files_do():
