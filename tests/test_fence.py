@@ -430,7 +430,8 @@ def test_ctrl_c_ends_the_task_and_writes_nothing():
     out = run(
         """
 import threading
-threading.Timer(2.0, os.killpg, (0, signal.SIGINT)).start()  # as a terminal does
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background ignores it
+threading.Timer(0.3, os.killpg, (0, signal.SIGINT)).start()  # as a terminal does
 try:
     fill(FOREVER)
 except KeyboardInterrupt:
