@@ -28,9 +28,8 @@ from minillm.training.data import TokenDataset
 from minillm.training.run_folder import append_record, forget_after
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tools"))
-import execute
-
 import build
+import execute
 
 # Each writes into a folder; what it writes says which of the two times it is, 0 or 1.
 
