@@ -23,7 +23,6 @@ _PUBLIC = {
     "models.vision": ["VisionConfig", "VisionTransformer"],
     "models.pictures": ["GatedCrossAttentionLayer", "PictureConfig", "PictureLM", "put_pictures"],
     "models.qwen_vl": ["QwenVL", "QwenVLConfig", "QwenVisionConfig", "mrope_positions"],
-    "models.mllama": ["MllamaConfig", "MllamaText", "picture_mask"],
     "nn.rope": ["RotaryEmbedding"],
     "nn.rope_scaling": ["rope_frequencies"],
     "nn.layers": ["ACTIVATIONS", "DecoderLayer", "GatedMLP", "LayerNorm", "MLP", "RMSNorm"],

@@ -13,7 +13,6 @@ from minillm.checks import check_mask, check_texts, check_utf8, quoted, texts_of
 from minillm.config import ModelConfig
 from minillm.generation.decoding import StoppingCriteria, generate
 from minillm.model import CausalLM
-from minillm.models.mllama import MllamaConfig, MllamaText
 from minillm.models.pictures import PictureConfig, PictureLM
 from minillm.models.qwen_vl import QwenVisionConfig, QwenVL, QwenVLConfig
 from minillm.models.seq2seq import EncoderDecoder, Seq2SeqConfig
@@ -105,7 +104,6 @@ MODELS = {
                      video_token_id=37, vision_start_token_id=38, vision_end_token_id=39,
                      mrope_section=(2, 1, 1))
     ),
-    "Mllama": lambda: MllamaText(MllamaConfig(ModelConfig(**SIZES), (1,))),
     "encoder and decoder": lambda: EncoderDecoder(
         Seq2SeqConfig(vocab_size=40, d_model=16, max_position_embeddings=24)
     ),

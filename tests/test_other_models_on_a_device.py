@@ -1,6 +1,5 @@
 """Two sequences, pictures and conversations on a pretended GPU: the numbers of the CPU."""
 
-import mllama_checkpoints
 import pytest
 import qwen_vl_checkpoints
 import seq2seq_checkpoints
@@ -97,17 +96,6 @@ def test_qwen2_vl(case, tmp_path):
         return m.generate(ids, pixels, grids, **options)
 
     assert each_step(write, m, ids, mask, pixels, grids) == {"item": 3}
-
-
-def test_mllama(tmp_path):
-    m = mllama_checkpoints.pair(tmp_path)[1].eval()
-    ids, features, mask = mllama_checkpoints.batch()
-    same_there(lambda m, *x: gradients(m, m(*x)), m, ids, features, mask, atol=1e-5)
-
-    def write(new, m, ids, features, mask):
-        return m.generate(ids, features, mask, max_new_tokens=new, eos_token_id=None)
-
-    assert each_step(write, m, ids, features, mask) == {"item": 3}
 
 
 # Texts

@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.nn.functional as F
-from mllama_checkpoints import pair as mllama_pair
 from qwen_vl_checkpoints import pair as qwen_vl_pair
 from seq2seq_checkpoints import pair as seq2seq_pair
 from torch import nn
@@ -274,7 +273,6 @@ def others(folder):
     yield PictureLM.from_pretrained(save(llava, folder / "llava")), text
     yield seq2seq_pair("marian", folder / "marian")[1], "decoder.layers.0.fc1"
     yield qwen_vl_pair("plain", folder / "qwen")[1], "language.model.layers.0.mlp"
-    yield mllama_pair(folder / "mllama")[1], "language.model.layers.0.mlp"
 
 
 def test_other_kinds_of_models_are_saved_as_their_configs_make_them_or_not_at_all(tmp_path):

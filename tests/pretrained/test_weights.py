@@ -10,7 +10,6 @@ from safetensors.torch import load_file, save_file
 
 from minillm.config import ModelConfig
 from minillm.model import CausalLM
-from minillm.models.mllama import MllamaConfig, MllamaText
 from minillm.models.pictures import PictureConfig, PictureLM
 from minillm.models.qwen_vl import QwenVisionConfig, QwenVL, QwenVLConfig
 from minillm.models.seq2seq import EncoderDecoder, Seq2SeqConfig
@@ -41,7 +40,6 @@ MODELS = {
     "qwen2_vl": lambda: QwenVL(
         QwenVLConfig(ModelConfig(**SIZES, **IDS, model_type="qwen2"), QWEN, **TOKENS)
     ),
-    "mllama": lambda: MllamaText(MllamaConfig(ModelConfig(**SIZES, **IDS), (1,))),
     "bart": lambda: EncoderDecoder(
         Seq2SeqConfig(vocab_size=40, d_model=16, max_position_embeddings=24)
     ),
@@ -74,7 +72,6 @@ TWO = [  # a name that the file has, and another that comes to the same
     ("llava", "language_model.lm_head.weight", "lm_head.weight"),
     ("bart", "model.encoder.layers.0.fc1.bias", "encoder.layers.0.fc1.bias"),
     ("qwen2_vl", "model.norm.weight", "model.language_model.norm.weight"),
-    ("mllama", "model.norm.weight", "language_model.model.norm.weight"),
 ]  # fmt: skip
 
 
