@@ -18,7 +18,7 @@ _PUBLIC = {
     "nn.mamba": ["Mamba2Mixer", "MambaMixer", "StateSizes"],
     "nn.mla": ["MultiHeadLatentAttention"],
     "nn.moe": ["Experts", "SparseMoeBlock", "TopKRouter", "load_balancing_loss", "update_bias"],
-    "nn.lora": ["LoRALinear", "add_lora", "load_adapter", "merge", "save_adapter", "unmerge"],
+    "nn.lora": ["LoRALinear", "add_lora", "merge", "unmerge"],
     "models.seq2seq": ["CrossAttention", "EncoderDecoder", "Seq2SeqConfig", "shift_right"],
     "models.vision": ["VisionConfig", "VisionTransformer"],
     "models.pictures": ["GatedCrossAttentionLayer", "PictureConfig", "PictureLM", "put_pictures"],
@@ -49,6 +49,7 @@ _PUBLIC = {
     "generation.speculative": ["speculative_generate"],
     "fast.export": ["DecodingStep", "export_step", "int8_copy", "prune_vocabulary", "to_onnx"],
     "training.tensor_parallel": ["parallelize"],
+    "pretrained.adapters": ["load_adapter", "save_adapter"],
     "pretrained.load": ["from_pretrained", "save_pretrained"],
 }
 _MODULE_OF = {name: module for module, names in _PUBLIC.items() for name in names}

@@ -39,7 +39,7 @@ MAY_IMPORT = {
     "config": "nn",
     "model": "cache config nn",
     "ngram": "",
-    "nn": "cache pretrained",  # an adapter's files are still in nn.lora
+    "nn": "cache",
     "tokenizer": "",
     "stories": "training",
     "training": "model nn tokenizer",
@@ -48,6 +48,17 @@ MAY_IMPORT = {
     "pretrained": "config model models nn tokenizer",
     "fast": "cache config generation model nn pretrained",
     "cli": "",
+}
+
+# And which it looks up inside a function: an edge of the house that a newcomer does not read.
+LOOKS_UP = {
+    "config": "pretrained",  # read and write config.json, named sizes
+    "model": "fast pretrained",  # packed(), from_pretrained()
+    "nn": "pretrained",  # lora: a layer's name in the family's files
+    "models": "pretrained",  # from_pretrained(), save_pretrained()
+    "fast": "training",  # is the model cut up?
+    "pretrained": "fast training",
+    "cli": "config generation model pretrained stories tokenizer training",
 }
 
 
@@ -104,6 +115,19 @@ def test_a_room_imports_only_the_rooms_that_it_may(room):
         if room_of(other) not in allowed
     }
     assert sorted(found) == []
+
+
+@pytest.mark.parametrize("room", MAY_IMPORT)
+def test_a_room_looks_up_only_the_rooms_that_are_listed(room):
+    known = {room, *MAY_IMPORT[room].split(), *SERVES_ALL}
+    found = {
+        room_of((node.module or "").removeprefix("minillm."))
+        for module, tree in TREES.items()
+        if room_of(module) == room
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("minillm.")
+    }
+    assert sorted(found - known) == sorted(LOOKS_UP.get(room, "").split())
 
 
 def test_every_room_is_in_the_table():

@@ -29,14 +29,13 @@ from minillm.nn.lora import (
     add_lora,
     check_merged,
     linear_layers,
-    load_adapter,
     lora_disabled,
     lora_layers,
     merge,
     remove_lora,
-    save_adapter,
     unmerge,
 )
+from minillm.pretrained.adapters import load_adapter, save_adapter
 from minillm.pretrained.load import from_pretrained, save_pretrained
 from minillm.stories.curriculum import fewer_cards
 from minillm.stories.language import StoryLanguage
