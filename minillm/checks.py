@@ -6,14 +6,16 @@ Written by hand.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from numbers import Integral, Real
-from typing import TYPE_CHECKING, Any
+from types import NoneType, UnionType
+from typing import TYPE_CHECKING, Any, Union, get_args, get_origin, get_type_hints
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 __all__ = [
+    "check_fields",
     "check_mask",
     "check_number",
     "check_one_of",
@@ -44,6 +46,41 @@ def check_one_of(name: str, value: Any, known: Sequence[str]) -> None:
     """Raises: ValueError for a name that is not known; the error lists those that are."""
     if value not in known:
         raise ValueError(f"{name} {quoted(value)} is unknown: choose one of {', '.join(known)}")
+
+
+_WORDS: dict[Any, str] = {int: "a whole number below 2**31", float: "a number", str: "a string"}
+_WORDS |= {bool: "true or false", NoneType: "null"}
+
+
+def _words_if_wrong(value: Any, hint: Any) -> str:
+    """What a value of that type is called; nothing if this one is."""
+    of, parts = get_origin(hint), get_args(hint)
+    if of in (UnionType, Union):
+        words = [_words_if_wrong(value, part) for part in parts]
+        return " or ".join(words) if all(words) else ""
+    if of in (list, tuple, Sequence):
+        wrong = not isinstance(value, list | tuple)
+        words = [_words_if_wrong(item, parts[0]) for item in ([] if wrong else value)]
+        wrong = wrong or any(words)
+        return f"a list of {_WORDS[parts[0]].removeprefix('a ')}" if wrong else ""
+    if hint is float and type(value) in (int, float):
+        fits = abs(value) < 1e300  # neither NaN nor infinite
+    elif hint is int and type(value) is int:
+        fits = abs(value) < 2**31
+    else:
+        fits = hint not in _WORDS or (hint is not float and type(value) is hint)
+    return "" if fits else _WORDS[hint]
+
+
+def check_fields(kind: type, values: Mapping[str, Any]) -> None:
+    """Of values read from a file: whether each is what the dataclass `kind` says of its field.
+
+    Raises: ValueError that names the field and says what belongs there.
+    """
+    hints = get_type_hints(kind)
+    for name, value in values.items():
+        if words := _words_if_wrong(value, hints[name]):
+            raise ValueError(f"{name} must be {words}, not {quoted(value)}")
 
 
 def check_utf8(name: str, text: str) -> None:

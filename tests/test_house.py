@@ -57,7 +57,7 @@ LOOKS_UP = {
     "nn": "pretrained",  # lora: a layer's name in the family's files
     "models": "pretrained",  # from_pretrained(), save_pretrained()
     "fast": "training",  # is the model cut up?
-    "pretrained": "fast training",
+    "pretrained": "training",
     "cli": "config generation model pretrained stories tokenizer training",
 }
 

@@ -20,7 +20,7 @@ from minillm.files import recover, replacing, transaction, write_json
 from minillm.model import CausalLM
 from minillm.nn.lora import add_lora
 from minillm.pretrained.adapters import save_adapter
-from minillm.pretrained.load import write_checkpoint
+from minillm.pretrained.folder import write_checkpoint
 from minillm.tokenizer.bpe import BPETokenizer
 from minillm.tokenizer.wrapped import WrappedTokenizer
 from minillm.training import run_folder

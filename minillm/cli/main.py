@@ -358,7 +358,9 @@ def train(a: argparse.Namespace) -> None:
 
 def _prepare(a: argparse.Namespace) -> tuple[Any, Any]:
     """Take the folder; make the tokenizer and, of a file, the token file."""
-    from minillm.pretrained.load import check_savable, empty_model
+    from minillm.model import CausalLM
+    from minillm.pretrained.folder import empty_model
+    from minillm.pretrained.load import check_savable
     from minillm.tokenizer.bpe import BPETokenizer
     from minillm.training.data import TokenDataset
     from minillm.training.distributed import world
@@ -387,7 +389,7 @@ def _prepare(a: argparse.Namespace) -> tuple[Any, Any]:
     _check_fit(config, a, tokenizer)
     check_savable(config)  # rather now than after the training
     if a.parallel == "tensor":
-        check_tensor_parallel(empty_model(config), world().size)
+        check_tensor_parallel(empty_model(CausalLM, config), world().size)
     if not is_file(a):
         next(source(a, tokenizer))  # does a story fit a row?
     lock = FolderLock(a.output_dir)

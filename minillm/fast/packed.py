@@ -371,7 +371,7 @@ class PackedLM(CausalLM):
     def __init__(self, model: CausalLM, ways: Ways | str | None = None) -> None:
         from minillm.nn.lora import check_merged
         from minillm.pretrained.changes import check_unchanged
-        from minillm.pretrained.load import empty_model
+        from minillm.pretrained.folder import empty_model
         from minillm.training.distributed import is_sharded
 
         nn.Module.__init__(self)
@@ -384,7 +384,7 @@ class PackedLM(CausalLM):
             raise ValueError(f"{given} cannot be packed; {', '.join(PACKABLE)} with silu can")
         check_merged(model, "a PackedLM copies matrices")
         lost = "packed() copies matrices and would leave it out"
-        check_unchanged(model, empty_model(c), lost, hooks=True)
+        check_unchanged(model, empty_model(CausalLM, c), lost, hooks=True)
         self.model, self.lm_head = model.model, model.lm_head
         self.packed_layers = nn.ModuleList(PackedLayer(layer) for layer in model.model.layers)
         self.head = PackedMatrix(

@@ -24,7 +24,7 @@ from minillm.nn.lora import (
     linear_layers,
     meant_layers,
 )
-from minillm.pretrained.load import tensors_of
+from minillm.pretrained.folder import tensors_of
 from minillm.pretrained.weights import join_qkv, layer_name, split_qkv
 
 __all__ = ["load_adapter", "save_adapter"]

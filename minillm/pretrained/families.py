@@ -353,7 +353,8 @@ def _read_rope(found: dict[str, Any], data: Mapping[str, Any]) -> None:
     for key, value in both.items():
         check_value(key, value, _ROPE_KINDS, spelling=f"rope_parameters: {key}")
     bamba = data["model_type"] == "bamba"  # transformers asks its files for no part elsewhere
-    part = both.pop("partial_rotary_factor", 0.5 if bamba else 1.0)
+    part = both.pop("partial_rotary_factor", None)
+    part = part if part is not None else 0.5 if bamba else 1.0
     if bamba:
         found["partial_rotary_factor"] = float(part)
     elif part != 1.0:

@@ -9,27 +9,26 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, fields
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from minillm.checks import check_fields
 from minillm.config import ModelConfig
-from minillm.files import read_json, resolve
 from minillm.models.qwen_vl import QwenVisionConfig, QwenVL, QwenVLConfig
-from minillm.pretrained.changes import check_unchanged
 from minillm.pretrained.families import ACTIVATION_NAMES
-from minillm.pretrained.load import (
-    LOST,
-    ShapesAlone,
-    check_savable,
-    check_shapes,
+from minillm.pretrained.folder import (
+    Layout,
     local_place,
     read_dtype,
-    read_tensors,
-    write_checkpoint,
+    read_folder,
+    table,
+    with_ends,
+    write_folder,
 )
+from minillm.pretrained.load import check_savable
+from minillm.pretrained.weights import check_apart, read_weights, write_weights
 
 __all__ = ["load", "read_config", "save"]
 
@@ -58,35 +57,37 @@ _SILENT = {"model_type", "initializer_range", "dtype", "torch_dtype", "rope_para
 _SILENT |= {"_attn_implementation", "_attn_implementation_autoset", "transformers_version"}
 
 
-def read_config(data: Mapping[str, Any]) -> QwenVLConfig:
+def read_config(
+    data: Mapping[str, Any], generation: Mapping[str, Any] | None = None
+) -> QwenVLConfig:
     """The config that a `config.json` describes, flat as in Qwen's files or in two parts.
 
     Raises: ValueError for another family, or for what is not computed.
     """
     if data.get("model_type") != _KIND:
-        raise ValueError(f"model_type is {data.get('model_type')!r}, and not {_KIND}")
+        raise ValueError(f"model_type is {data.get('model_type')!r:.60}, and not {_KIND}")
     apart = {"text_config", "vision_config", "vision_token_id", *_TOKENS}  # one says nothing new
     whole = {k: v for k, v in data.items() if k not in apart}
-    parts = data.get("text_config")
-    if parts is None:
-        text = whole
-    else:  # what stands outside is of the whole: only a tied head counts
-        text = {**parts, "tie_word_embeddings": bool(whole.get("tie_word_embeddings", False))}
-        text["tie_word_embeddings"] |= bool(parts.get("tie_word_embeddings", False))
+    text = whole
+    if data.get("text_config") is not None:  # what stands outside is of the whole: only a tied
+        text = table(data, "text_config")  # head counts
+        if not text.get("tie_word_embeddings"):
+            text["tie_word_embeddings"] = whole.get("tie_word_embeddings") or False
     text = {**_TEXT, **{k: v for k, v in text.items() if v is not None}, "model_type": "qwen2"}
     section = None
     for key in ("rope_scaling", "rope_parameters"):
-        table = dict(text.get(key) or {})
-        section = table.pop("mrope_section", section)
+        rope = table(text, key)
+        section = rope.pop("mrope_section", section)
         for name in ("type", "rope_type"):
-            if table.get(name) == "mrope":
-                table[name] = "default"
-        text[key] = table
+            if rope.get(name) == "mrope":
+                rope[name] = "default"
+        text[key] = rope
     tokens = {key: data[key] for key in _TOKENS if data.get(key) is not None}
     if section is not None:
         tokens["mrope_section"] = section
-    vision = data.get("vision_config") or {}
-    return QwenVLConfig(ModelConfig.from_dict(text), _read_vision(vision), **tokens)
+    check_fields(QwenVLConfig, tokens)
+    language = ModelConfig.from_dict(with_ends(text, generation))
+    return QwenVLConfig(language, _read_vision(table(data, "vision_config")), **tokens)
 
 
 def _read_vision(data: Mapping[str, Any]) -> QwenVisionConfig:
@@ -95,15 +96,18 @@ def _read_vision(data: Mapping[str, Any]) -> QwenVisionConfig:
     for old, new in _SAME.items():
         usual = found.get(new, getattr(QwenVisionConfig, new))
         if found.pop(old, usual) != usual:
-            raise ValueError(f"vision_config: {old}={data[old]!r} is not {new}={usual!r}")
-    rope = found.get("rope_parameters") or {}
+            raise ValueError(f"vision_config: {old}={data[old]!r:.60} is not {new}={usual!r}")
+    rope = table(found, "rope_parameters")
     if rope.get("rope_type", "axial") != "axial":
-        raise ValueError(f"vision_config: rope_type={rope['rope_type']!r} is not computed: axial")
+        given = f"rope_type={rope['rope_type']!r:.60}"
+        raise ValueError(f"vision_config: {given} is not computed: axial")
     found["rope_theta"] = rope.get("rope_theta", 10000.0)
     known = {f.name for f in fields(QwenVisionConfig)}
     if strange := sorted(found.keys() - known - _SILENT):
         raise ValueError(f"vision_config holds what is not computed: {', '.join(strange)}")
-    return QwenVisionConfig(**{k: v for k, v in found.items() if k in known})
+    sizes = {k: v for k, v in found.items() if k in known}
+    check_fields(QwenVisionConfig, sizes)
+    return QwenVisionConfig(**sizes)
 
 
 # Our names of weights and those of the files: prefixes first, then parts within the tower.
@@ -114,12 +118,14 @@ _TOWER = {
     ".mlp.down_proj.": ".mlp.fc2.",
     "patch_embed.": "patch_embed.proj.",
 }
+_QKV = re.compile(r"\.attn\.qkv\.")
+_LANGUAGE = "language."
 
 
-def _file_name(name: str) -> str:
+def _file_name(name: str, config: QwenVLConfig) -> str:
     """What Qwen's files call a weight of ours; q, k and v have one name, as one matrix."""
-    if name.startswith("language."):
-        return name.removeprefix("language.")
+    if name.startswith(_LANGUAGE):
+        return name.removeprefix(_LANGUAGE)
     name = re.sub(r"\.attn\.[qkv]_proj\.", ".attn.qkv.", name)
     if ".merger." in name:
         return name
@@ -128,116 +134,59 @@ def _file_name(name: str) -> str:
     return name
 
 
-def _shapes(config: QwenVLConfig, model: QwenVL) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of the weights that a file of this config holds."""
-    shapes: dict[str, tuple[int, ...]] = {}
-    for name, tensor in model.state_dict().items():
-        if name == "language.lm_head.weight" and config.text.tie_word_embeddings:
+def _our_name(name: str) -> str:
+    """The inverse, for whichever of the two layouts a file has."""
+    for newer, older in _NEWER.items():
+        if name.startswith(newer):
+            name = older + name.removeprefix(newer)
+    if not name.startswith("visual."):
+        return _LANGUAGE + name
+    if ".merger." in name:
+        return name
+    for ours, theirs in _TOWER.items():
+        name = name.replace(theirs, ours)
+    return name
+
+
+def _read_weights(tensors: Mapping[str, Tensor], config: QwenVLConfig) -> dict[str, Tensor]:
+    """The tensors of a file under our names. Raises: ValueError if two are one to us."""
+    check_apart((name, _our_name(name)) for name in tensors)
+    ours = {_our_name(name): tensor for name, tensor in tensors.items()}
+    text = {k.removeprefix(_LANGUAGE): v for k, v in ours.items() if k.startswith(_LANGUAGE)}
+    found = {_LANGUAGE + k: v for k, v in read_weights(text, config.text).items()}
+    for name, tensor in ours.items():
+        if name.startswith(_LANGUAGE):
             continue
-        shape, key = tuple(tensor.shape), _file_name(name)
-        if ".qkv." in key:
-            shape = (3 * shape[0], *shape[1:])
-        if key == "visual.patch_embed.proj.weight":
-            shape = _kernel(config.vision)
-        shapes[key] = shape
-    return shapes
-
-
-def _kernel(c: QwenVisionConfig) -> tuple[int, ...]:
-    """The shape in which files hold the first matrix: a convolution over time, height, width."""
-    return (c.embed_dim, c.in_channels, c.temporal_patch_size, c.patch_size, c.patch_size)
-
-
-def load(
-    name: str | os.PathLike[str],
-    *,
-    dtype: torch.dtype | str | None = None,
-    device: torch.device | str | None = None,
-    revision: str | None = None,
-) -> QwenVL:
-    """The model of a folder or of a repository, in evaluation mode.
-
-    Weights keep the file's dtype unless `dtype` says otherwise.
-    Raises: ValueError if a weight is missing, unexpected or of another shape, each named, or if the
-        config says what is not computed; FileNotFoundError if there is no such folder.
-    """
-    dtype, folder = read_dtype(dtype), local_place(name, revision)
-    data = read_json(folder / "config.json")
-    config = read_config({**data, **_ends(folder, data)})
-    tensors = _older_names(read_tensors(folder), folder)
-    _check_layers(tensors, config, folder)
-    with torch.device("meta"), ShapesAlone():
-        model = QwenVL(config)
-    if config.text.tie_word_embeddings:
-        embedding = tensors.get("model.embed_tokens.weight")
-        head = tensors.pop("lm_head.weight", embedding)
-        if embedding is not None and head is not None and not torch.equal(head, embedding):
-            both = "lm_head.weight, model.embed_tokens.weight"
-            raise ValueError(f"{folder}: tie_word_embeddings is true, and these differ: {both}")
-    check_shapes(tensors, _shapes(config, model), folder)
-    dtype = dtype or tensors["model.embed_tokens.weight"].dtype
-    state = {}
-    for ours in model.state_dict():
-        key = _file_name(ours)
-        if key not in tensors:  # the tied head
-            continue
-        tensor = tensors[key]
-        if ".qkv." in key:
-            tensor = tensor.chunk(3)["qkv".index(ours.split(".attn.")[1][0])]
-        if key == "visual.patch_embed.proj.weight":
+        if name == "visual.patch_embed.weight" and tensor.dim() > 2:
             tensor = tensor.flatten(1)
-        state[ours] = tensor.to(device=device, dtype=dtype, copy=True)
-    model.load_state_dict(state, strict=False, assign=True)
-    model.language.tie_weights()
-    model.language.model.rotary = model.language.model.make_rotary()
-    if device is not None:
-        model.language.model.rotary.to(device)
-    return model.eval()
-
-
-def _ends(folder: Path, data: Mapping[str, Any]) -> dict[str, Any]:
-    """The end tokens for generation, in the part of the config where they belong."""
-    path = folder / "generation_config.json"
-    ends = read_json(path).get("eos_token_id") if resolve(path).exists() else None
-    if ends is None:
-        return {}
-    if data.get("text_config") is None:
-        return {"eos_token_id": ends}
-    return {"text_config": {**data["text_config"], "eos_token_id": ends}}
-
-
-def _older_names(tensors: Mapping[str, Tensor], folder: Path) -> dict[str, Tensor]:
-    """The tensors under the names of Qwen's own files, whichever layout they came in.
-
-    Raises: ValueError for a weight that is there under both names.
-    """
-    found: dict[str, Tensor] = {}
-    for name, tensor in tensors.items():
-        older = name
-        for newer, prefix in _NEWER.items():
-            if name.startswith(newer):
-                older = prefix + name.removeprefix(newer)
-        if older in found:
-            raise ValueError(f"{folder} holds {older} under two names, one of them {name}")
-        found[older] = tensor
+        pieces = tensor.tensor_split(3) if _QKV.search(name) and tensor.dim() else []
+        for part, piece in zip("qkv", pieces, strict=False):
+            found[_QKV.sub(f".attn.{part}_proj.", name)] = piece
+        if not pieces:
+            found[name] = tensor
     return found
 
 
-def _check_layers(tensors: Mapping[str, Tensor], config: QwenVLConfig, folder: Path) -> None:
-    """Raises: ValueError, before a model is made, if the config has layers without any weight."""
-    wanted = {"model.layers": config.text.num_hidden_layers, "visual.blocks": config.vision.depth}
-    for place, number in wanted.items():
-        pattern = re.compile(rf"{re.escape(place)}\.([0-9]{{1,9}})\.")
-        layers = {int(match[1]) for match in map(pattern.match, tensors) if match}
-        if number > len(layers):
-            first = next(i for i in range(number) if i not in layers)
-            there = f"{number} by the config, and weights of {len(layers)}"
-            message = f"missing: {place}.{first}. ({there})"
-            raise ValueError(f"{folder} does not fit its config: {message}")
+def _write_weights(state: Mapping[str, Tensor], config: QwenVLConfig) -> dict[str, Tensor]:
+    """The inverse; the first matrix is a convolution over time, height and width."""
+    text = {k.removeprefix(_LANGUAGE): v for k, v in state.items() if k.startswith(_LANGUAGE)}
+    tensors = write_weights(text, config.text)
+    for ours, tensor in state.items():
+        if ours.startswith(_LANGUAGE):
+            continue
+        key, c = _file_name(ours, config), config.vision
+        if _QKV.search(key):  # q, k and v come in this order
+            tensor = torch.cat([tensors[key], tensor]) if key in tensors else tensor
+        if key == "visual.patch_embed.proj.weight":
+            side = c.patch_size
+            tensor = tensor.reshape(-1, c.in_channels, c.temporal_patch_size, side, side)
+        tensors[key] = tensor
+    return tensors
 
 
 def _write_config(config: QwenVLConfig) -> dict[str, Any]:
-    """A flat `config.json`, as Qwen's own."""
+    """A flat `config.json`, as Qwen's own. Raises: ValueError if it has no place for a key."""
+    check_savable(config.text)
     text = config.text.to_dict()
     scaling = text.pop("rope_scaling") or {"rope_type": "default"}
     theta = text.pop("rope_theta")
@@ -254,25 +203,33 @@ def _write_config(config: QwenVLConfig) -> dict[str, Any]:
     return {**text, **kind, **tokens, "vision_config": vision}
 
 
-def save(model: QwenVL, folder: str | os.PathLike[str]) -> None:
-    """Write `config.json` and `model.safetensors`, all at once, in the place of an older model.
+LAYOUT = Layout(
+    model=QwenVL,
+    read_config=read_config,
+    write_config=_write_config,
+    read_weights=_read_weights,
+    write_weights=_write_weights,
+    layers=lambda config: {
+        "language.model.layers": config.text.num_hidden_layers,
+        "visual.blocks": config.vision.depth,
+    },
+    first="language.model.embed_tokens.weight",
+    file_name=_file_name,
+)
 
-    Raises: ValueError for a config that the files cannot hold; OSError if the disk is too small.
-    """
-    config = model.config
-    check_savable(config.text)
-    with torch.device("meta"), ShapesAlone():
-        check_unchanged(model, QwenVL(config), LOST)
-    tensors: dict[str, Tensor] = {}
-    for ours, tensor in model.state_dict().items():
-        if ours == "language.lm_head.weight" and config.text.tie_word_embeddings:
-            continue
-        key, tensor = _file_name(ours), tensor.detach().cpu()
-        if ".qkv." in key:  # q, k and v come in this order
-            tensor = torch.cat([tensors[key], tensor]) if key in tensors else tensor
-        if key == "visual.patch_embed.proj.weight":
-            tensor = tensor.reshape(_kernel(config.vision))
-        tensors[key] = tensor
-    data = _write_config(config)
-    data["dtype"] = str(model.language.lm_head.weight.dtype).removeprefix("torch.")
-    write_checkpoint(folder, data, tensors)
+
+def load(
+    name: str | os.PathLike[str],
+    *,
+    dtype: torch.dtype | str | None = None,
+    device: torch.device | str | None = None,
+    revision: str | None = None,
+) -> QwenVL:
+    """The model of a folder or of a repository; see `minillm.pretrained.folder.read_folder`."""
+    wanted = read_dtype(dtype)
+    return read_folder(LAYOUT, local_place(name, revision), dtype=wanted, device=device)
+
+
+def save(model: QwenVL, folder: str | os.PathLike[str]) -> None:
+    """Write files that transformers reads; see `minillm.pretrained.folder.write_folder`."""
+    write_folder(LAYOUT, model, folder)

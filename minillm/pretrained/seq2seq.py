@@ -6,29 +6,18 @@ Used by `EncoderDecoder`, shown in notebooks/beyond/15_two_sequences.ipynb; writ
 from __future__ import annotations
 
 import os
-import re
 import warnings
 from collections.abc import Mapping
 from dataclasses import asdict, fields
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from minillm.files import read_json, resolve
+from minillm.checks import check_fields
 from minillm.models.seq2seq import EncoderDecoder, Seq2SeqConfig, sinusoids
-from minillm.pretrained.changes import check_unchanged
 from minillm.pretrained.families import ACTIVATION_NAMES
-from minillm.pretrained.load import (
-    LOST,
-    ShapesAlone,
-    check_shapes,
-    local_place,
-    read_dtype,
-    read_tensors,
-    write_checkpoint,
-)
+from minillm.pretrained.folder import Layout, local_place, read_dtype, read_folder, write_folder
 from minillm.pretrained.weights import check_apart
 
 __all__ = ["load", "read_config", "save"]
@@ -73,6 +62,8 @@ _SEARCH: dict[str, Any] = {
     **dict.fromkeys(("min_new_tokens", "bad_words_ids", "suppress_tokens")),
 }
 
+_MOST_POSITIONS = 1 << 20  # Marian's table of waves is in no file: the config decides on its size
+
 # What a generation_config.json says better than the config.json beside it.
 _FORCED = ("forced_bos_token_id", "forced_eos_token_id")
 _ENDS = ("eos_token_id", "decoder_start_token_id")
@@ -86,7 +77,7 @@ def read_config(
     Raises: ValueError for another family, or for a switch whose effect is not computed.
     """
     kind = data.get("model_type")
-    if kind not in _DEFAULTS:
+    if not isinstance(kind, str) or kind not in _DEFAULTS:
         known = ", ".join(_DEFAULTS)
         raise ValueError(f"unknown model_type {kind!r} of an encoder and a decoder: {known}")
     for key, allowed in _ONLY.items():
@@ -108,12 +99,15 @@ def read_config(
     if generation is not None:  # what it does not force is not forced, whatever config.json says
         found |= {name: generation.get(name) for name in _FORCED}
         found |= {k: v for k, v in generation.items() if k in _ENDS and v is not None}
-    return Seq2SeqConfig(
-        **{f.name: found[f.name] for f in fields(Seq2SeqConfig) if f.name in found}
-    )
+    keys = {f.name: found[f.name] for f in fields(Seq2SeqConfig) if f.name in found}
+    check_fields(Seq2SeqConfig, keys)
+    if keys.get("max_position_embeddings", 0) > _MOST_POSITIONS:
+        message = f"max_position_embeddings={keys['max_position_embeddings']:,}"
+        raise ValueError(f"{message} of a {kind} config is not computed: {_MOST_POSITIONS:,}")
+    return Seq2SeqConfig(**keys)
 
 
-def _file_name(name: str) -> str:
+def _file_name(name: str, config: Seq2SeqConfig) -> str:
     """What Hugging Face calls a weight of ours."""
     name = name.replace(".o_proj.", ".out_proj.")
     return name if name.startswith(("lm_head", "final")) else f"model.{name}"
@@ -129,40 +123,7 @@ def _embeddings(config: Seq2SeqConfig) -> list[str]:
     return tied
 
 
-def load(
-    name: str | os.PathLike[str],
-    *,
-    dtype: torch.dtype | str | None = None,
-    device: torch.device | str | None = None,
-    revision: str | None = None,
-) -> EncoderDecoder:
-    """The model of a folder or of a repository, in evaluation mode.
-
-    Weights keep the file's dtype unless `dtype` says otherwise.
-    Raises: ValueError if a weight is missing, unexpected or of another shape, each named, or if the
-        config says what is not computed; FileNotFoundError if there is no such folder.
-    """
-    dtype, folder = read_dtype(dtype), local_place(name, revision)
-    path = folder / "generation_config.json"
-    generation = read_json(path) if resolve(path).exists() else None
-    config = read_config(read_json(folder / "config.json"), generation)
-    tensors = _ours(read_tensors(folder), config, folder)
-    _check_layers(tensors, config, folder)
-    with torch.device("meta"), ShapesAlone():
-        model = EncoderDecoder(config)
-    wanted = {_file_name(k): tuple(v.shape) for k, v in model.state_dict().items()}
-    check_shapes({_file_name(k): v for k, v in tensors.items()}, wanted, folder)
-    dtype = dtype or tensors["encoder.embed_tokens.weight"].dtype
-    state = {k: v.to(device=device, dtype=dtype, copy=True) for k, v in tensors.items()}
-    model.load_state_dict(state, strict=False, assign=True)
-    if config.model_type == "marian":
-        for stack in (model.encoder, model.decoder):
-            stack.embed_positions.requires_grad_(False)
-    model.tie_weights()
-    return model.eval()
-
-
-def _ours(tensors: Mapping[str, Tensor], config: Seq2SeqConfig, folder: Path) -> dict[str, Tensor]:
+def _read_weights(tensors: Mapping[str, Tensor], config: Seq2SeqConfig) -> dict[str, Tensor]:
     """The tensors of a file under our names; what it may leave out is put in.
 
     Raises: ValueError for tied matrices that differ.
@@ -178,8 +139,9 @@ def _ours(tensors: Mapping[str, Tensor], config: Seq2SeqConfig, folder: Path) ->
     if shared is not None and config.share_encoder_decoder_embeddings and names:
         there.append(shared)
     if any(t.shape != there[0].shape or not torch.equal(t, there[0]) for t in there[1:]):
-        both = ", ".join(["model.shared.weight", *(_file_name(n) for n in names if n in found)])
-        raise ValueError(f"{folder}: tie_word_embeddings is true, and the weights differ: {both}")
+        twins = [_file_name(name, config) for name in names if name in found]
+        both = ", ".join(["model.shared.weight", *twins])
+        raise ValueError(f"tie_word_embeddings is true, and the weights differ: {both}")
     if there:
         found |= dict.fromkeys(names, there[0])
     if "final_logits_bias" not in found:
@@ -191,43 +153,55 @@ def _ours(tensors: Mapping[str, Tensor], config: Seq2SeqConfig, folder: Path) ->
     return found
 
 
-def _check_layers(tensors: Mapping[str, Tensor], config: Seq2SeqConfig, folder: Path) -> None:
-    """Raises: ValueError, before a model is made, if the config has layers without any weight."""
-    for side in ("encoder", "decoder"):
-        found = (re.match(rf"{side}\.layers\.([0-9]{{1,9}})\.", name) for name in tensors)
-        layers = {int(match[1]) for match in found if match}
-        wanted = getattr(config, f"{side}_layers")
-        if wanted > len(layers):
-            first = next(i for i in range(wanted) if i not in layers)
-            there = f"{wanted} by the config, and weights of {len(layers)}"
-            message = f"missing: model.{side}.layers.{first}. ({there})"
-            raise ValueError(f"{folder} does not fit its config: {message}")
+def _write_weights(state: Mapping[str, Tensor], config: Seq2SeqConfig) -> dict[str, Tensor]:
+    """A file's tensors: waves and the twins of a matrix are in no file."""
+    if config.model_type == "marian":
+        state = {k: v for k, v in state.items() if "embed_positions" not in k}
+    tied = _embeddings(config)
+    shares = config.share_encoder_decoder_embeddings
+    first = "model.shared.weight" if shares else "model.decoder.embed_tokens.weight"
+    tensors = {_file_name(k, config): v for k, v in state.items() if k not in tied}
+    tensors[first] = state["decoder.embed_tokens.weight"]
+    if not tied:  # transformers then has a shared matrix that nobody uses, and asks for it
+        tensors[first] = tensors[first].clone()
+    return tensors
+
+
+def _write_config(config: Seq2SeqConfig) -> dict[str, Any]:
+    data = {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(config).items()}
+    name = config.activation_function
+    data["activation_function"] = ACTIVATION_NAMES.get(name, name)
+    data |= {"is_encoder_decoder": True, "architectures": [_ARCHITECTURES[config.model_type]]}
+    if config.model_type == "bart":
+        for key in ("decoder_vocab_size", "share_encoder_decoder_embeddings"):
+            del data[key]
+    return data
+
+
+LAYOUT = Layout(
+    model=EncoderDecoder,
+    read_config=read_config,
+    write_config=_write_config,
+    read_weights=_read_weights,
+    write_weights=_write_weights,
+    layers=lambda c: {"encoder.layers": c.encoder_layers, "decoder.layers": c.decoder_layers},
+    first="encoder.embed_tokens.weight",
+    file_name=_file_name,
+)
+
+
+def load(
+    name: str | os.PathLike[str],
+    *,
+    dtype: torch.dtype | str | None = None,
+    device: torch.device | str | None = None,
+    revision: str | None = None,
+) -> EncoderDecoder:
+    """The model of a folder or of a repository; see `minillm.pretrained.folder.read_folder`."""
+    wanted = read_dtype(dtype)
+    return read_folder(LAYOUT, local_place(name, revision), dtype=wanted, device=device)
 
 
 def save(model: EncoderDecoder, folder: str | os.PathLike[str]) -> None:
-    """Write `config.json` and `model.safetensors`, all at once, in the place of an older model.
-
-    Raises: OSError if the disk is too small.
-    """
-    c = model.config
-    with torch.device("meta"), ShapesAlone():
-        check_unchanged(model, EncoderDecoder(c), LOST)
-    state = {k: v.detach().cpu() for k, v in model.state_dict().items()}
-    if c.model_type == "marian":
-        state = {k: v for k, v in state.items() if "embed_positions" not in k}
-    tied = _embeddings(c)
-    shares = c.share_encoder_decoder_embeddings
-    first = "model.shared.weight" if shares else "model.decoder.embed_tokens.weight"
-    tensors = {_file_name(k): v for k, v in state.items() if k not in tied}
-    tensors[first] = state["decoder.embed_tokens.weight"]
-    if not tied:  # transformers then has a shared matrix that nobody uses, and asks for it
-        tensors = {k: v.clone() if k == first else v for k, v in tensors.items()}
-    config = {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(c).items()}
-    name = c.activation_function
-    config["activation_function"] = ACTIVATION_NAMES.get(name, name)
-    config |= {"is_encoder_decoder": True, "architectures": [_ARCHITECTURES[c.model_type]]}
-    config["dtype"] = str(model.lm_head.weight.dtype).removeprefix("torch.")
-    if c.model_type == "bart":
-        for key in ("decoder_vocab_size", "share_encoder_decoder_embeddings"):
-            del config[key]
-    write_checkpoint(folder, config, tensors)
+    """Write files that transformers reads; see `minillm.pretrained.folder.write_folder`."""
+    write_folder(LAYOUT, model, folder)

@@ -8,29 +8,26 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, fields, replace
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from minillm.checks import check_fields
 from minillm.config import ModelConfig
-from minillm.files import read_json, resolve
 from minillm.models.pictures import PictureConfig, PictureLM
 from minillm.models.vision import VisionConfig, VisionTransformer
-from minillm.pretrained.changes import check_unchanged
 from minillm.pretrained.families import ACTIVATION_NAMES
-from minillm.pretrained.load import (
-    LOST,
-    ShapesAlone,
-    check_shapes,
+from minillm.pretrained.folder import (
+    Layout,
     local_place,
-    one_dtype,
     read_dtype,
-    read_tensors,
-    write_checkpoint,
+    read_folder,
+    table,
+    with_ends,
+    write_folder,
 )
 from minillm.pretrained.weights import check_apart, read_weights, write_weights
 
@@ -107,26 +104,33 @@ _NAMES["siglip_vision_model"] = _NAMES["clip_vision_model"]
 _IN_PROJ = re.compile(r"head\.attention\.in_proj_(weight|bias)")
 
 
-def read_config(data: Mapping[str, Any]) -> VisionConfig:
+def read_config(
+    data: Mapping[str, Any], generation: Mapping[str, Any] | None = None
+) -> VisionConfig:
     """The config that a `config.json` describes, be it of a tower or of a model that has one.
 
     Raises: ValueError for another family, or for a switch whose effect is not computed.
     """
     kind = data.get("model_type")
-    if kind in _WHOLE:
-        data, kind = {**(data.get("vision_config") or {}), "model_type": _WHOLE[kind]}, _WHOLE[kind]
-    if kind not in _DEFAULTS:
+    if isinstance(kind, str) and kind in _WHOLE:
+        data, kind = {**table(data, "vision_config"), "model_type": _WHOLE[kind]}, _WHOLE[kind]
+    if not isinstance(kind, str) or kind not in _DEFAULTS:
         known = ", ".join([*_DEFAULTS, *_WHOLE])
         raise ValueError(f"unknown model_type {kind!r} of a picture tower; known are {known}")
-    _check_switches(data, str(kind))
-    found = {**_DEFAULTS[str(kind)], **{k: v for k, v in data.items() if v is not None}}
-    heads, size = found["num_attention_heads"], found["hidden_size"]
-    if found.get("head_dim", size // heads) != size // heads:
-        raise ValueError(f"head_dim={found['head_dim']} of a {kind} config is not computed")
-    return VisionConfig(**{f.name: found[f.name] for f in fields(VisionConfig) if f.name in found})
+    _check_switches(data, kind)
+    found = {**_DEFAULTS[kind], **{k: v for k, v in data.items() if v is not None}}
+    keys = {f.name: found[f.name] for f in fields(VisionConfig) if f.name in found}
+    check_fields(VisionConfig, keys)
+    config = VisionConfig(**keys)
+    head_dim = config.hidden_size // config.num_attention_heads
+    if found.get("head_dim", head_dim) != head_dim:
+        raise ValueError(f"head_dim={found['head_dim']!r:.60} of a {kind} config is not computed")
+    return config
 
 
-def read_llava_config(data: Mapping[str, Any]) -> PictureConfig:
+def read_llava_config(
+    data: Mapping[str, Any], generation: Mapping[str, Any] | None = None
+) -> PictureConfig:
     """The config that a LLaVA's `config.json` describes.
 
     Raises: ValueError for another family, or for a switch whose effect is not computed.
@@ -134,8 +138,7 @@ def read_llava_config(data: Mapping[str, Any]) -> PictureConfig:
     if data.get("model_type") != "llava":
         raise ValueError(f"unknown model_type {data.get('model_type')!r}; known is llava")
     _check_switches(data, "llava")
-    vision, text = data.get("vision_config") or {}, data.get("text_config") or {}
-    text = {"model_type": "llama", **text}
+    text = {"model_type": "llama", **table(data, "text_config")}
     if text["model_type"] == "llama":
         theta = {} if "rope_parameters" in text else {"rope_theta": _TEXT["rope_theta"]}
         text = {**{k: v for k, v in _TEXT.items() if k != "rope_theta"}, **theta, **text}
@@ -143,24 +146,41 @@ def read_llava_config(data: Mapping[str, Any]) -> PictureConfig:
         text["tie_word_embeddings"] = data["tie_word_embeddings"]
     known = {f.name for f in fields(PictureConfig)} - {"vision_config", "text_config"}
     given = {k: v for k, v in data.items() if k in known and v is not None}
-    tower = read_config({"model_type": "clip_vision_model", **vision})
-    return PictureConfig(tower, ModelConfig.from_dict(text), **given)
+    check_fields(PictureConfig, given)
+    vision = {"model_type": "clip_vision_model", **table(data, "vision_config")}
+    return PictureConfig(
+        read_config(vision), ModelConfig.from_dict(with_ends(text, generation)), **given
+    )
+
+
+def _complete(config: VisionConfig, names: Collection[str]) -> VisionConfig:
+    """Whether a ViT has a head, only the names of its weights tell."""
+    if config.model_type != "vit":
+        return config
+    return replace(
+        config, vision_use_head=any(name.endswith("pooler.dense.weight") for name in names)
+    )
 
 
 def _check_switches(data: Mapping[str, Any], kind: str) -> None:
     for key, allowed in _ONLY.items():
         if data.get(key) is not None and data[key] not in allowed:
-            raise ValueError(f"{key}={data[key]!r} of a {kind} config is not computed")
+            raise ValueError(f"{key}={data[key]!r:.60} of a {kind} config is not computed")
+
+
+def _rename(name: str, pairs: Iterable[tuple[str, str]]) -> str:
+    """A name with each old part new: one that begins with a dot anywhere, others in front."""
+    for old, new in pairs:
+        if old.startswith("."):
+            name = name.replace(old, new)
+        elif name.startswith(old):
+            name = new + name.removeprefix(old)
+    return name
 
 
 def _file_name(name: str, config: VisionConfig) -> str:
     """What Hugging Face calls a weight of ours."""
-    for ours, theirs in _NAMES[config.model_type]:
-        if ours.startswith(".") or ours == "head.":
-            name = name.replace(ours, theirs)
-        elif name.startswith(ours):
-            name = theirs + name.removeprefix(ours)
-    return name
+    return _rename(name, _NAMES[config.model_type])
 
 
 def _to_file(state: Mapping[str, Tensor], config: VisionConfig) -> dict[str, Tensor]:
@@ -179,121 +199,43 @@ def _to_file(state: Mapping[str, Tensor], config: VisionConfig) -> dict[str, Ten
 
 
 def _from_file(tensors: Mapping[str, Tensor], config: VisionConfig) -> dict[str, Tensor]:
-    """Our tensors from a checkpoint's; names that we do not know stay as they are."""
-    with torch.device("meta"), ShapesAlone():
-        ours = VisionTransformer(config).state_dict()
-    names = {_file_name(k, config): k for k in ours}
+    """Our tensors from a checkpoint's; of a model with a text tower or a classifier, the tower's.
+
+    Raises: ValueError if two are one to us.
+    """
+    for prefix in ("vit.", "vision_model."):  # what stands beside the tower is left out
+        inside = {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
+        tensors = inside or tensors
+    pairs = [(theirs, ours) for ours, theirs in _NAMES[config.model_type]]
     found: dict[str, Tensor] = {}
     read: list[tuple[str, str]] = []  # names, theirs and ours
     for name, tensor in tensors.items():
         if name.endswith("embeddings.position_ids"):
             continue  # a buffer of old files
         if match := _IN_PROJ.fullmatch(name):
-            for part, piece in zip("qkv", tensor.chunk(3), strict=False):
+            pieces = tensor.tensor_split(3) if tensor.dim() else [tensor]
+            for part, piece in zip("qkv", pieces, strict=False):
                 own = f"head.attention.{part}_proj.{match[1]}"
                 found[own] = piece
                 read.append((name, own))
             continue
-        own = names.get(name, name)
+        own = _rename(name, pairs)
         read.append((name, own))
         if name == "embeddings.cls_token":
             tensor = tensor.flatten()
-        elif name == "embeddings.position_embeddings":
+        elif name == "embeddings.position_embeddings" and tensor.dim() > 2:
             tensor = tensor.flatten(0, -2)
         found[own] = tensor
     check_apart(read)
     return found
 
 
-def _check_layers(tensors: Mapping[str, Tensor], wanted: int, pattern: str, folder: Path) -> None:
-    """Raises: ValueError, before a model is made, if the config has layers without any weight."""
-    layers = {int(m[1]) for name in tensors if (m := re.match(pattern, name))}
-    if wanted > len(layers):
-        first = next(i for i in range(wanted) if i not in layers)
-        raise ValueError(
-            f"{folder} does not fit its config: missing: layer {first} of {pattern.split('(')[0]} "
-            f"({wanted} by the config, and weights of {len(layers)})".replace("\\", "")
-        )
-
-
-def load(
-    name: str | os.PathLike[str],
-    *,
-    dtype: torch.dtype | str | None = None,
-    device: torch.device | str | None = None,
-    revision: str | None = None,
-) -> VisionTransformer:
-    """The picture tower of a folder or of a repository, in evaluation mode.
-
-    Of a model with a text tower or a classifier, the part that looks at pictures.
-    Raises: ValueError if a weight is missing, unexpected or of another shape, each named, or if the
-        config says what is not computed; FileNotFoundError if there is no such folder.
-    """
-    dtype, folder = read_dtype(dtype), local_place(name, revision)
-    data, tensors = read_json(folder / "config.json"), read_tensors(folder)
-    config = read_config(data)
-    for prefix in ("vit.", "vision_model."):  # what stands beside the tower is left out
-        inside = {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
-        tensors = inside or tensors
-    if config.model_type == "vit":
-        config = replace(config, vision_use_head="pooler.dense.weight" in tensors)
-    _check_layers(tensors, config.num_hidden_layers, r"encoder\.layers?\.([0-9]{1,9})\.", folder)
-    ours = _from_file(tensors, config)
-    with torch.device("meta"), ShapesAlone():
-        model = VisionTransformer(config)
-    check_shapes(ours, {k: tuple(v.shape) for k, v in model.state_dict().items()}, folder)
-    dtype = dtype or one_dtype(ours, data, next(iter(model.state_dict())))
-    state = {k: v.to(device=device, dtype=dtype, copy=True) for k, v in ours.items()}
-    model.load_state_dict(state, assign=True)
-    return model.eval()
-
-
-def load_llava(
-    name: str | os.PathLike[str],
-    *,
-    dtype: torch.dtype | str | None = None,
-    device: torch.device | str | None = None,
-    revision: str | None = None,
-) -> PictureLM:
-    """The LLaVA of a folder or of a repository, in evaluation mode.
-
-    Raises: ValueError if a weight is missing, unexpected or of another shape, each named, or if the
-        config says what is not computed; FileNotFoundError if there is no such folder.
-    """
-    dtype, folder = read_dtype(dtype), local_place(name, revision)
-    data, tensors = read_json(folder / "config.json"), read_tensors(folder)
-    ends = folder / "generation_config.json"
-    config = read_llava_config(data)
-    if resolve(ends).exists() and (eos := read_json(ends).get("eos_token_id")) is not None:
-        eos = tuple(eos) if isinstance(eos, list) else eos
-        config = replace(config, text_config=replace(config.text_config, eos_token_id=eos))
+def _read_llava_weights(tensors: Mapping[str, Tensor], config: PictureConfig) -> dict[str, Tensor]:
     parts = _parts(tensors)
     tower, text = parts.pop("vision_tower."), parts.pop("language_model.")
-    vision = config.vision_config
-    if vision.model_type == "vit":
-        vision = replace(vision, vision_use_head="pooler.dense.weight" in tower)
-        config = replace(config, vision_config=vision)
-    _check_layers(tower, vision.num_hidden_layers, r"encoder\.layers?\.([0-9]{1,9})\.", folder)
-    depth = config.text_config.num_hidden_layers
-    _check_layers(text, depth, r"model\.layers\.([0-9]{1,9})\.", folder)
-    ours = {f"vision_tower.{k}": v for k, v in _from_file(tower, vision).items()}
+    ours = {f"vision_tower.{k}": v for k, v in _from_file(tower, config.vision_config).items()}
     written = read_weights(text, config.text_config)
-    ours |= {f"language_model.{k}": v for k, v in written.items()} | parts[""]
-    with torch.device("meta"), ShapesAlone():
-        model = PictureLM(config)
-    wanted = {k: tuple(v.shape) for k, v in model.state_dict().items()}
-    if config.text_config.tie_word_embeddings:
-        wanted.pop("language_model.lm_head.weight")
-    check_shapes(ours, wanted, folder)
-    dtype = dtype or one_dtype(ours, data, "language_model.model.embed_tokens.weight")
-    state = {k: v.to(device=device, dtype=dtype, copy=True) for k, v in ours.items()}
-    model.load_state_dict(state, strict=False, assign=True)
-    model.language_model.tie_weights()
-    decoder = model.language_model.model
-    decoder.rotary = decoder.make_rotary()
-    if device is not None and decoder.rotary is not None:
-        decoder.rotary.to(device)
-    return model.eval()
+    return ours | {f"language_model.{k}": v for k, v in written.items()} | parts[""]
 
 
 def _parts(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
@@ -314,7 +256,7 @@ def _parts(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
     return parts
 
 
-def _vision_data(config: VisionConfig) -> dict[str, Any]:
+def _write_config(config: VisionConfig) -> dict[str, Any]:
     """The `config.json` of a tower. Raises: ValueError for what transformers does not compute."""
     data: dict[str, Any] = {
         k: list(v) if isinstance(v, tuple) else v for k, v in asdict(config).items()
@@ -339,54 +281,88 @@ def _vision_data(config: VisionConfig) -> dict[str, Any]:
     return {**data, "architectures": [_ARCHITECTURES[kind]]}
 
 
-def save(model: VisionTransformer, folder: str | os.PathLike[str]) -> None:
-    """Write `config.json` and `model.safetensors`, all at once, in the place of an older model.
+def _write_llava_config(config: PictureConfig) -> dict[str, Any]:
+    layers, act = config.vision_feature_layer, config.projector_hidden_act
+    return {
+        "architectures": ["LlavaForConditionalGeneration"],
+        "model_type": "llava",
+        "vision_config": _write_config(config.vision_config),
+        "text_config": config.text_config.to_dict(),
+        "image_token_index": config.image_token_index,
+        "image_seq_length": config.features_per_picture,
+        "vision_feature_layer": list(layers) if isinstance(layers, tuple) else layers,
+        "vision_feature_select_strategy": config.vision_feature_select_strategy,
+        "projector_hidden_act": ACTIVATION_NAMES.get(act, act),
+        "multimodal_projector_bias": config.multimodal_projector_bias,
+        "tie_word_embeddings": config.text_config.tie_word_embeddings,
+    }
 
-    Raises: ValueError for sizes that the family's files cannot hold; OSError if the disk is too
-        small.
-    """
-    data = _vision_data(model.config)
-    with torch.device("meta"), ShapesAlone():
-        check_unchanged(model, VisionTransformer(model.config), LOST)
-    state = {k: v.detach().cpu() for k, v in model.state_dict().items()}
-    data["dtype"] = _dtype_name(state)
-    write_checkpoint(folder, data, _to_file(state, model.config))
+
+def _write_llava_weights(state: Mapping[str, Tensor], config: PictureConfig) -> dict[str, Tensor]:
+    parts = _parts(state)
+    vision = _to_file(parts["vision_tower."], config.vision_config)
+    text = write_weights(parts["language_model."], config.text_config)
+    tensors = {f"vision_tower.{k}": v for k, v in vision.items()}
+    return tensors | {f"language_model.{k}": v for k, v in text.items()} | parts[""]
+
+
+TOWER = Layout(
+    model=VisionTransformer,
+    read_config=read_config,
+    write_config=_write_config,
+    read_weights=_from_file,
+    write_weights=_to_file,
+    layers=lambda config: {"layers": config.num_hidden_layers},
+    first="position_embedding.weight",
+    file_name=_file_name,
+    complete=_complete,
+)
+LLAVA = Layout(
+    model=PictureLM,
+    read_config=read_llava_config,
+    write_config=_write_llava_config,
+    read_weights=_read_llava_weights,
+    write_weights=_write_llava_weights,
+    layers=lambda config: {
+        "vision_tower.layers": config.vision_config.num_hidden_layers,
+        "language_model.model.layers": config.text_config.num_hidden_layers,
+    },
+    first="language_model.model.embed_tokens.weight",
+    complete=lambda config, names: replace(
+        config, vision_config=_complete(config.vision_config, names)
+    ),
+)
+
+
+def load(
+    name: str | os.PathLike[str],
+    *,
+    dtype: torch.dtype | str | None = None,
+    device: torch.device | str | None = None,
+    revision: str | None = None,
+) -> VisionTransformer:
+    """The tower of a folder or of a repository; see `minillm.pretrained.folder.read_folder`."""
+    wanted = read_dtype(dtype)
+    return read_folder(TOWER, local_place(name, revision), dtype=wanted, device=device)
+
+
+def load_llava(
+    name: str | os.PathLike[str],
+    *,
+    dtype: torch.dtype | str | None = None,
+    device: torch.device | str | None = None,
+    revision: str | None = None,
+) -> PictureLM:
+    """The LLaVA of a folder or of a repository; see `minillm.pretrained.folder.read_folder`."""
+    wanted = read_dtype(dtype)
+    return read_folder(LLAVA, local_place(name, revision), dtype=wanted, device=device)
+
+
+def save(model: VisionTransformer, folder: str | os.PathLike[str]) -> None:
+    """Write files that transformers reads; see `minillm.pretrained.folder.write_folder`."""
+    write_folder(TOWER, model, folder)
 
 
 def save_llava(model: PictureLM, folder: str | os.PathLike[str]) -> None:
-    """Write `config.json` and `model.safetensors`, all at once, in the place of an older model.
-
-    Raises: ValueError for sizes that the files cannot hold; OSError if the disk is too small.
-    """
-    c = model.config
-    with torch.device("meta"), ShapesAlone():
-        check_unchanged(model, PictureLM(c), LOST)
-    vision = _vision_data(c.vision_config)
-    layers, act = c.vision_feature_layer, c.projector_hidden_act
-    data = {
-        "architectures": ["LlavaForConditionalGeneration"],
-        "model_type": "llava",
-        "vision_config": vision,
-        "text_config": c.text_config.to_dict(),
-        "image_token_index": c.image_token_index,
-        "image_seq_length": c.features_per_picture,
-        "vision_feature_layer": list(layers) if isinstance(layers, tuple) else layers,
-        "vision_feature_select_strategy": c.vision_feature_select_strategy,
-        "projector_hidden_act": ACTIVATION_NAMES.get(act, act),
-        "multimodal_projector_bias": c.multimodal_projector_bias,
-        "tie_word_embeddings": c.text_config.tie_word_embeddings,
-    }
-    state = {k: v.detach().cpu() for k, v in model.state_dict().items()}
-    parts = _parts(state)
-    tensors = {
-        f"vision_tower.{k}": v for k, v in _to_file(parts["vision_tower."], c.vision_config).items()
-    }
-    text = write_weights(parts["language_model."], c.text_config)
-    tensors |= {f"language_model.{k}": v for k, v in text.items()} | parts[""]
-    data["dtype"] = _dtype_name(tensors)
-    write_checkpoint(folder, data, tensors)
-
-
-def _dtype_name(tensors: Mapping[str, Tensor]) -> str:
-    """What a config calls the dtype of the first tensor."""
-    return str(next(iter(tensors.values())).dtype).removeprefix("torch.")
+    """Write files that transformers reads; see `minillm.pretrained.folder.write_folder`."""
+    write_folder(LLAVA, model, folder)

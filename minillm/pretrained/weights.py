@@ -123,7 +123,7 @@ def read_weights(tensors: Mapping[str, Tensor], config: ModelConfig) -> dict[str
         if _IGNORED.search(name) or _is_extra_layer(name, config):
             continue
         if config.model_type == "gpt2":
-            tensor = tensor.t() if _TRANSPOSED.search(name) else tensor
+            tensor = tensor.t() if _TRANSPOSED.search(name) and tensor.dim() == 2 else tensor
             name = name if name.startswith(("transformer.", "lm_head.")) else f"transformer.{name}"
         name = _rename(name.replace("backbone.embedding.", "backbone.embeddings."), pairs)
         if ".shared_experts." in name and not tensor.numel() and not config.n_shared_experts:
@@ -192,6 +192,9 @@ def _join_experts(found: dict[str, Tensor], config: ModelConfig) -> None:
             if missing := [*islice((name for name in wanted if name not in found), 20)]:
                 raise ValueError(f"missing: {', '.join(missing)}, of {number} experts")
             names = [f"{layer}.{e}.{part}.weight" for e in range(number)]
+            if wrong := [name for name in names if found[name].dtype not in DTYPES]:
+                kind = "not floating-point numbers of 16 to 64 bits"
+                raise ValueError(f"{wrong[0]} holds {found[wrong[0]].dtype}, {kind}")
             shape = found[names[0]].shape if names else ()
             if wrong := [name for name in names if found[name].shape != shape]:
                 other = f"{wrong[0]} is {tuple(found[wrong[0]].shape)}"
@@ -240,9 +243,9 @@ def split_qkv(fused: Tensor, config: ModelConfig) -> list[Tensor]:
     keys = queries if config.model_type == "gpt2" else 1
     head_dim = config.head_dim or config.hidden_size // config.num_attention_heads
     rows = [queries * head_dim, keys * head_dim, keys * head_dim]
-    if fused.shape[0] != groups * sum(rows):
-        wanted = groups * sum(rows)
-        raise ValueError(f"query_key_value has {fused.shape[0]} rows, the config wants {wanted}")
+    wanted, found = groups * sum(rows), fused.shape[0] if fused.dim() else 0
+    if found != wanted:
+        raise ValueError(f"query_key_value has {found} rows, the config wants {wanted}")
     pieces = fused.unflatten(0, (groups, sum(rows))).split(rows, dim=1)
     return [piece.flatten(0, 1) for piece in pieces]
 

@@ -16,7 +16,8 @@ from family_checkpoints import make
 from huggingface_hub.utils import filter_repo_objects
 from tokenizer_folders import write
 
-from minillm.pretrained.load import FILES, from_pretrained, local_place
+from minillm.pretrained.folder import FILES, local_place
+from minillm.pretrained.load import from_pretrained
 
 COMMITS = {"main": "a" * 40, "small": "b" * 40}
 NOT_WANTED = ("pytorch_model.bin", "consolidated.safetensors", "original/consolidated.00.pth")
@@ -57,7 +58,7 @@ def run(code, **environment):
 
 FIND = """
 import json
-from minillm.pretrained.load import local_place
+from minillm.pretrained.folder import local_place
 name = "org/tiny.llama-v0"
 found = [str(local_place(name)), str(local_place(name, "small")), str(local_place(name))]
 for name, revision in (("org/unknown", None), (name, "v9")):

@@ -124,7 +124,7 @@ def test_dtypes_ends_and_ties(tmp_path):
     tensors = load_file(tmp_path / "model.safetensors")
     tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"] + 1
     save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(ValueError, match=r"these differ: lm_head\.weight"):
+    with pytest.raises(ValueError, match=r"lm_head\.weight differs from the emb"):
         QwenVL.from_pretrained(tmp_path)
     with pytest.raises(FileNotFoundError):
         QwenVL.from_pretrained(str(tmp_path / "nowhere"))
@@ -145,7 +145,7 @@ def _rename(tensors, old, new):
         ),
         (
             lambda t: t.update({"visual.patch_embed.proj.weight": torch.zeros(16, 3, 1, 4, 4)}),
-            r"proj.weight is \(16, 3, 1, 4, 4\), the config wants \(16, 3, 2, 4, 4\)",
+            r"proj.weight is \(16, 48\), the config wants \(16, 96\)",
         ),
         (
             lambda t: t.update({"model.norm.weight": torch.zeros(32, dtype=torch.int8)}),
@@ -153,15 +153,15 @@ def _rename(tensors, old, new):
         ),
         (
             lambda t: t.update({"model.language_model.norm.weight": torch.zeros(32)}),
-            "model.norm.weight under two names",
+            "model.norm.weight and model.norm.weight are one weight",
         ),
         (
             lambda t: [t.pop(k) for k in list(t) if "blocks.1." in k],
-            "missing: visual.blocks.1. .2 by the config, and weights of 1",
+            "missing: visual.blocks.1 .by the config there are 2, and weights of 1",
         ),
         (
             lambda t: [t.pop(k) for k in list(t) if "model.layers.0." in k],
-            "missing: model.layers.0. .2 by the config, and weights of 1",
+            "missing: model.layers.0 .by the config there are 2, and weights of 1",
         ),
     ],
 )
@@ -181,7 +181,7 @@ def test_files_that_do_not_fit_are_refused_by_name(change, message, tmp_path):
         ({"vision": {"window_size": 112}}, "what is not computed: window_size"),
         ({"vision": {"in_chans": 1}}, "in_chans=1 is not in_channels=3"),
         ({"vision": {"rope_parameters": {"rope_type": "linear"}}}, "rope_type='linear'"),
-        ({"vision": {"patch_size": [4, 4]}}, r"patch_size must be a positive integer, not \[4, 4"),
+        ({"vision": {"patch_size": [4, 4]}}, r"patch_size must be a whole number .*, not \[4, 4"),
         ({"text": {"rope_parameters": {"rope_type": "mystery"}}}, "mystery"),
         ({"text": {"use_sliding_window": True, "sliding_window": 8}}, "mrope|sliding window"),
         ({"image_token_id": 4000}, "image_token_id=4000, but ids are 0 to 95"),

@@ -15,8 +15,8 @@ import pytest
 import torch
 import transformers
 from interruptions import Interruption, Stopped, windows
+from safetensors import SafetensorError
 
-import minillm.pretrained.load as load
 from minillm.config import ModelConfig
 from minillm.fast.packed import PackedLM
 from minillm.model import CausalLM
@@ -131,7 +131,7 @@ def test_a_save_cut_at_every_call_that_writes(
             continue
         check_no_mixture(left, old, new)
         with monkeypatch.context() as p:  # who may not write reads the same
-            p.setattr(load, "recover", denied)
+            p.setattr("minillm.pretrained.folder.recover", denied)
             p.setattr("minillm.tokenizer.hf_json.recover", denied)
             seen = fingerprint(folder)
         assert contents(folder) == left
@@ -161,7 +161,7 @@ def test_transformers_finds_one_of_the_models_or_an_error(tmp_path, monkeypatch)
             raise Stopped
         try:
             theirs = transformers.AutoModelForCausalLM.from_pretrained(folder)
-        except (OSError, ValueError, load.SafetensorError):
+        except (OSError, ValueError, SafetensorError):
             counts["error"] += 1
             continue
         found = torch.cat([p.flatten() for p in theirs.parameters()]).sum().item()
@@ -217,7 +217,7 @@ def test_a_disk_that_fills_up_while_tensors_are_written(tmp_path, monkeypatch):
     before = contents(tmp_path)
 
     def full(tensors, path, **kwargs):
-        raise load.SafetensorError("I/O error: No space left on device (os error 28)")
+        raise SafetensorError("I/O error: No space left on device (os error 28)")
 
     monkeypatch.setattr("safetensors.torch.save_file", full)
     with pytest.raises(OSError, match=r"model\.safetensors could not be written: .*No space"):

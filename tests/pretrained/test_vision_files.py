@@ -182,11 +182,14 @@ FC1 = "encoder.layers.2.mlp.fc1.weight"
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda t: t.pop(NORM), r"missing: layers\.1\.layer_norm1\.weight"),
+        (lambda t: t.pop(NORM), r"missing: encoder\.layers\.1\.layer_norm1\.weight"),
         (lambda t: t.update(strange=t[NORM]), "unexpected: strange"),
-        (lambda t: t.update({FC1: t[FC1][:5]}), r"up_proj\.weight is \(5, 24\), .* \(40, 24\)"),
-        (lambda t: t.update({FC1: t[FC1].int()}), r"up_proj\.weight holds torch\.int32"),
-        (lambda t: [t.pop(k) for k in list(t) if "layers.1." in k], "missing: layer 1 of encoder"),
+        (lambda t: t.update({FC1: t[FC1][:5]}), r"fc1\.weight is \(5, 24\), .* \(40, 24\)"),
+        (lambda t: t.update({FC1: t[FC1].int()}), r"fc1\.weight holds torch\.int32"),
+        (
+            lambda t: [t.pop(k) for k in list(t) if "layers.1." in k],
+            r"missing: encoder\.layers\.1 \(by",
+        ),
         (lambda t: t.pop("head.attention.in_proj_bias"), r"missing: head\.attention\.k_proj\.bias"),
     ],
 )
@@ -212,7 +215,7 @@ TEXT = "language_model.model.norm.weight"
         (lambda t: t.update(audio_tower=t[TEXT]), "unexpected: audio_tower"),
         (
             lambda t: [t.pop(k) for k in list(t) if "model.layers.1." in k],
-            r"missing: layer 1 of model\.layers",
+            r"missing: language_model\.model\.layers\.1 \(by",
         ),
     ],
 )
