@@ -6,7 +6,7 @@ Written by hand.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from numbers import Integral, Real
 from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Any, Union, get_args, get_origin, get_type_hints
@@ -15,14 +15,26 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 __all__ = [
+    "NOT_NEGATIVE",
+    "POSITIVE",
+    "SHARE",
+    "SWITCH",
+    "TABLE",
+    "TEXT",
+    "Kind",
+    "any_of",
     "check_fields",
+    "check_kind",
     "check_mask",
     "check_number",
     "check_one_of",
     "check_texts",
     "check_utf8",
+    "list_of",
+    "number",
     "quoted",
     "texts_of",
+    "whole",
 ]
 
 
@@ -40,6 +52,51 @@ def check_number(name: str, value: Any, *, whole: bool = False) -> None:
     if isinstance(value, bool) or not isinstance(value, Integral if whole else Real):
         kind = "a whole number" if whole else "a number"
         raise ValueError(f"{name} must be {kind}, not {quoted(value)}")
+
+
+Kind = tuple[str, Callable[[Any], bool]]  # in words, and whether a value is of that kind
+
+
+def whole(least: int = 0, most: int = 2**31 - 1) -> Kind:
+    """Whole numbers from `least` to `most`."""
+    words = f"a whole number from {least} to {most}"
+    return words, lambda x: type(x) is int and least <= x <= most
+
+
+def number(words: str, fits: Callable[[float], bool]) -> Kind:
+    """Numbers that fit, neither NaN nor infinite; `words` follow "a number" in the error."""
+
+    def check(x: Any) -> bool:
+        return type(x) in (int, float) and abs(x) < 1e300 and fits(x)
+
+    return f"a number {words}", check
+
+
+def any_of(*kinds: Kind) -> Kind:
+    """Values of one of these kinds."""
+    words = " or ".join(words for words, _ in kinds)
+    return words, lambda x: any(fits(x) for _, fits in kinds)
+
+
+def list_of(kind: Kind) -> Kind:
+    """Lists and tuples of values of a kind."""
+    words, fits = kind
+    return f"a list, each {words}", lambda x: isinstance(x, list | tuple) and all(map(fits, x))
+
+
+SWITCH: Kind = "true or false", lambda x: type(x) is bool
+TEXT: Kind = "a string", lambda x: isinstance(x, str)
+TABLE: Kind = "a table", lambda x: isinstance(x, Mapping) and all(isinstance(k, str) for k in x)
+POSITIVE = number("above 0", lambda x: x > 0)
+NOT_NEGATIVE = number("of at least 0", lambda x: x >= 0)
+SHARE = number("from 0 to below 1", lambda x: 0 <= x < 1)
+
+
+def check_kind(name: str, value: Any, kind: Kind) -> None:
+    """Raises: ValueError, with the name, for a value of another kind."""
+    words, fits = kind
+    if not fits(value):
+        raise ValueError(f"{name} must be {words}, not {quoted(value)}")
 
 
 def check_one_of(name: str, value: Any, known: Sequence[str]) -> None:

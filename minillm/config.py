@@ -1,188 +1,248 @@
-"""The config: which model, of which family, of which sizes; all families in one dataclass.
+"""The config: which model, of which family, of which sizes.
 
-Explained in deeper/10_families. Keys follow Hugging Face; how the families spell them in
-their files is in `minillm.pretrained.families`.
+Explained in notebooks/10_minillm. `ModelConfig` has Llama's keys, under Hugging Face's names; a
+family that needs more adds them in a class of its own, in `minillm.models.families`.
 """
 
-# Built from notebooks/deeper/10_families.ipynb: edit there, then make build.
+# Built from notebooks/10_minillm.ipynb: edit there, then make build.
 
-import sys
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Mapping, MutableMapping
+from dataclasses import dataclass, field, fields
 from pkgutil import resolve_name
-from typing import Any
+from typing import Any, ClassVar
 
+from minillm.checks import (
+    NOT_NEGATIVE,
+    POSITIVE,
+    SHARE,
+    SWITCH,
+    TABLE,
+    TEXT,
+    Kind,
+    any_of,
+    check_kind,
+    list_of,
+    whole,
+)
 from minillm.nn.layers import ACTIVATIONS
 
-__all__ = ["FAMILIES", "Family", "ModelConfig"]
+__all__ = [
+    "FAMILIES",
+    "SCALING",
+    "UNSET",
+    "Family",
+    "ModelConfig",
+    "check_given",
+    "check_rotation",
+    "check_shared",
+    "family_of",
+]
+
+__all__ = ["FAMILIES", "Family", "ModelConfig", "check_given", "check_rotation", "check_shared"]
+
+__all__ += ["UNSET", "family_of"]
 
 
 @dataclass(frozen=True)
 class Family:
-    """What sets a family of models apart, beyond the numbers in its config.
+    """What sets a family of models apart from Llama; each part that is not given is Llama's.
 
-    `norm`, `attention`, `mlp` and `layer` are functions that make a part from the config (`mlp` and
-    `layer` from config and number of the layer), or where to find one, "module:function"; without
-    them the part is Llama's.
+    Args:
+        config: the class of its configs, with the keys that it adds.
+        norm, attention, embedding, rotary: functions that make a part from a config.
+        mlp, layer: the same, from config and number of the layer.
+        architecture: the class in transformers; without it, its files hold our keys.
+        spelling: keys that its files spell in their own way, ours -> theirs.
+        usual: what a file without the key means, where that is not our default.
+        unwritten: keys that its files do not have, with spaces between.
+        windowed: whether its files may say sliding_window.
+        names: pairs of parts of names of weights, ours and theirs, or a function that gives them
+            for a config.
+        read: changes what a file says, under our spelling, to what a config holds.
+        write: the inverse.
     """
 
-    layer_norm: bool = False  # LayerNorm with a bias instead of RMSNorm
-    norm_eps: float = 1e-6  # where the config gives none
-    norm_offset: float = 0.0  # Gemma's RMSNorm multiplies by 1 + weight
-    gated: bool = True  # a gate in the feed-forward block (SwiGLU, GeGLU)
-    activation: str = "silu"  # where the config gives none
-    rotary: bool = True  # else a learned vector for each position, or none
-    scaled_embeddings: bool = False  # times the square root of the hidden size
-    qk_norm: bool = False
-    qkv_bias: bool = False  # biases on q, k and v, whatever the config says
-    bias: bool = False  # biases on all linear layers, where the config gives none
-    parallel_residual: bool = False  # attention and feed-forward side by side
-    tied: bool = False  # head and embedding share a matrix, where the config does not say
-    mla: bool = False  # a latent instead of per-head keys and values
-    experts: str = ""  # some layers are mixtures of experts, whose router's scores are of this kind
-    state: str = ""  # layers keep a state of this kind, "mamba" or "mamba2", and need no positions
-    norm: Callable[..., Any] | str | None = None
-    attention: Callable[..., Any] | str | None = None
-    mlp: Callable[..., Any] | str | None = None
-    layer: Callable[..., Any] | str | None = None
+    config: "type[ModelConfig] | None" = None
+    norm: Callable[..., Any] | None = None
+    attention: Callable[..., Any] | None = None
+    mlp: Callable[..., Any] | None = None
+    layer: Callable[..., Any] | None = None
+    embedding: Callable[..., Any] | None = None
+    rotary: Callable[..., Any] | None = None
+    architecture: str = ""
+    spelling: Mapping[str, str] = field(default_factory=dict)
+    usual: Mapping[str, Any] = field(default_factory=dict)
+    unwritten: str = ""
+    windowed: bool = False
+    names: Any = ()
+    read: Callable[[dict[str, Any], Mapping[str, Any]], None] | None = None
+    write: Callable[..., None] | None = None
 
-    def maker(self, part: str) -> Callable[..., Any] | None:
-        """The function that makes the family's "norm", "attention", "mlp" or "layer", if any.
-
-        Raises: ValueError for a name under which none is found.
-        """
-        found = getattr(self, part)
-        if isinstance(found, str):
-            try:
-                found = resolve_name(found)
-            except (ImportError, AttributeError, ValueError) as error:
-                raise ValueError(f"no function {found!r} for {part}: {error}") from None
-        return found
-
-    @property
-    def may_attend(self) -> bool:
-        """Whether its layers may have attention: all do, or those that the config names."""
-        return self.rotary or not self.state
-
-    @property
-    def learned_positions(self) -> bool:
-        """Whether each position has a vector of its own."""
-        return not self.rotary and not self.state
-
-
-_TANH = "gelu_pytorch_tanh"
 
 _OURS = "minillm.models.families"
 
-_EXPERTS, _STATE = f"{_OURS}.experts:mlp", f"{_OURS}.state:layer"
-
-FAMILIES: dict[str, Family] = {
-    "llama": Family(),
-    "mistral": Family(),
-    "qwen2": Family(qkv_bias=True),
-    "qwen3": Family(qk_norm=True),
-    "gemma": Family(norm_offset=1.0, activation=_TANH, scaled_embeddings=True, tied=True),
-    "gpt2": Family(
-        True, 1e-5, gated=False, activation="gelu_new", rotary=False, bias=True, tied=True
+# A family, or where to find it: those that are not Llama's kind are opened when asked for.
+FAMILIES: MutableMapping[str, Family | str] = {
+    "llama": Family(architecture="LlamaForCausalLM"),
+    "mistral": Family(
+        architecture="MistralForCausalLM",
+        usual={"sliding_window": 4096},  # what transformers takes it to mean; null means none
+        unwritten="mlp_bias attention_bias",
+        windowed=True,
     ),
-    "falcon": Family(
-        *(True, 1e-5),
-        gated=False,
-        activation="gelu",
-        parallel_residual=True,
-        tied=True,
-        layer=f"{_OURS}.falcon:layer",
-    ),
-    "deepseek_v3": Family(
-        mla=True, experts="sigmoid", attention=f"{_OURS}.deepseek_v3:attention", mlp=_EXPERTS
-    ),
-    "mixtral": Family(norm_eps=1e-5, experts="softmax", mlp=_EXPERTS),
-    "qwen3_moe": Family(qk_norm=True, experts="softmax", mlp=_EXPERTS),
-    "mamba": Family(norm_eps=1e-5, rotary=False, tied=True, state="mamba", layer=_STATE),
-    "mamba2": Family(norm_eps=1e-5, rotary=False, state="mamba2", layer=_STATE),
-    "bamba": Family(norm_eps=1e-5, state="mamba2", layer=_STATE),
+    "qwen2": f"{_OURS}.qwen:QWEN2",
+    "qwen3": f"{_OURS}.qwen:QWEN3",
+    "gemma": f"{_OURS}.gemma:GEMMA",
+    "gpt2": f"{_OURS}.gpt2:GPT2",
+    "falcon": f"{_OURS}.falcon:FALCON",
+    "deepseek_v3": f"{_OURS}.deepseek_v3:DEEPSEEK_V3",
+    "mixtral": f"{_OURS}.experts:MIXTRAL",
+    "qwen3_moe": f"{_OURS}.experts:QWEN3_MOE",
+    "mamba": f"{_OURS}.state:MAMBA",
+    "mamba2": f"{_OURS}.state:MAMBA2",
+    "bamba": f"{_OURS}.state:BAMBA",
 }
 
-_UNSET: Any = None  # the default of keys that the family fills in, or that only some families have
+
+def family_of(model_type: Any) -> Family:
+    """The family of that name.
+
+    Raises: ValueError, with the known names, if there is none, or if it is not where it should be.
+    """
+    if not isinstance(model_type, str) or model_type not in FAMILIES:
+        raise ValueError(f"unknown model_type {model_type!r:.60}; known are {', '.join(FAMILIES)}")
+    found = FAMILIES[model_type]
+    if isinstance(found, str):
+        try:
+            found = resolve_name(found)
+        except (ImportError, AttributeError, ValueError) as error:
+            raise ValueError(f"no family {found!r} for {model_type}: {error}") from None
+    if not isinstance(found, Family):
+        raise ValueError(f"FAMILIES[{model_type!r}] must be a Family, not {found!r:.60}")
+    return found
+
+
+# What the table rope_scaling may hold; in files, rope_parameters too.
+SCALING: Mapping[str, Kind] = {
+    **dict.fromkeys(("rope_type", "type"), TEXT),
+    "original_max_position_embeddings": whole(1),
+    **dict.fromkeys(("rope_theta", "factor", "low_freq_factor", "high_freq_factor"), POSITIVE),
+    **dict.fromkeys(("beta_fast", "beta_slow", "attention_factor"), POSITIVE),
+    **dict.fromkeys(("mscale", "mscale_all_dim"), NOT_NEGATIVE),
+    **dict.fromkeys(("long_factor", "short_factor"), list_of(POSITIVE)),
+    "truncate": SWITCH,
+    "partial_rotary_factor": POSITIVE,
+}
+
+UNSET: Any = None  # the default of keys that the family fills in, or that follow from others
 
 
 @dataclass(frozen=True)
 class ModelConfig:
     """Everything that fixes a model's shape and arithmetic, under Hugging Face's keys.
 
-    None means: what the family does (`FAMILIES`), or what follows from the other keys.
+    None means: what the family does (`habits`), or what follows from the other keys. A config of a
+    family that adds keys has a class of its own: `ModelConfig(..., model_type="gpt2")` makes it.
     Raises: ValueError, with key and value, for a wrong type, a value out of range, an unknown
-        family, and keys that contradict each other.
+        family or key, and keys that contradict each other.
     """
 
     vocab_size: int
     hidden_size: int
     num_hidden_layers: int
-    num_attention_heads: int = _UNSET
-    intermediate_size: int = _UNSET
+    num_attention_heads: int = UNSET
+    intermediate_size: int = UNSET
     model_type: str = "llama"
-    num_key_value_heads: int = _UNSET
-    head_dim: int = _UNSET
-    hidden_act: str = _UNSET
+    num_key_value_heads: int = UNSET
+    head_dim: int = UNSET
+    hidden_act: str = UNSET
     max_position_embeddings: int = 2048
-    rms_norm_eps: float = _UNSET  # also the epsilon of LayerNorm
+    rms_norm_eps: float = UNSET  # also the epsilon of LayerNorm
     rope_theta: float = 10000.0
     rope_scaling: Mapping[str, Any] | None = None
-    rope_interleave: bool = _UNSET
-    attention_bias: bool = _UNSET
-    mlp_bias: bool = _UNSET
+    attention_bias: bool = UNSET
+    mlp_bias: bool = UNSET
     attention_dropout: float = 0.0
     sliding_window: int | None = None
-    tie_word_embeddings: bool = _UNSET
+    tie_word_embeddings: bool = UNSET
     initializer_range: float = 0.02
     bos_token_id: int | None = None
     eos_token_id: int | tuple[int, ...] | None = None
     pad_token_id: int | None = None
-    parallel_attn: bool = _UNSET  # Falcon: attention and feed-forward side by side,
-    num_ln_in_parallel_attn: int = _UNSET  # under one norm (7B) or two (40B, 180B)
-    q_lora_rank: int | None = None  # MLA: ranks of the latents, sizes of the parts of a head
-    kv_lora_rank: int = _UNSET
-    qk_nope_head_dim: int = _UNSET
-    qk_rope_head_dim: int = _UNSET
-    v_head_dim: int = _UNSET
-    num_experts: int = _UNSET  # experts of a sparse layer; 0: no layer is sparse
-    num_experts_per_tok: int = _UNSET
-    moe_intermediate_size: int = _UNSET  # of one expert
-    n_shared_experts: int = _UNSET  # for all tokens, as one block
-    norm_topk_prob: bool = _UNSET  # how choices and weights are made: see `minillm.nn.moe`
-    routed_scaling_factor: float = _UNSET
-    router_aux_loss_coef: float = _UNSET  # of the loss that balances experts, for training
-    n_group: int = _UNSET
-    topk_group: int = _UNSET
-    first_k_dense_replace: int = _UNSET  # sparse are layers from this one on,
-    decoder_sparse_step: int = _UNSET  # each whose number, counted from 1, this divides,
-    mlp_only_layers: tuple[int, ...] = _UNSET  # and which is not one of these
-    state: Any = _UNSET  # the `StateSizes` of `minillm.nn.mamba`, for layers with a state,
-    attn_layer_indices: tuple[int, ...] = _UNSET  # which are all but these, which attend,
-    partial_rotary_factor: float = 1.0  # rotating this part of each head
+
+    positions: ClassVar[str] = "rotary"  # or "learned", a vector for each, or "none"
+    habits: ClassVar[Mapping[str, Any]] = {
+        "hidden_act": "silu",
+        "rms_norm_eps": 1e-6,
+        "attention_bias": False,
+        "mlp_bias": False,
+        "tie_word_embeddings": False,
+    }
+    kinds: ClassVar[Mapping[str, Kind]] = {  # what each key may hold
+        **dict.fromkeys(["vocab_size", "hidden_size", "num_hidden_layers", "head_dim"], whole(1)),
+        **dict.fromkeys(["num_attention_heads", "num_key_value_heads"], whole(1)),
+        **dict.fromkeys(["intermediate_size", "max_position_embeddings"], whole(1)),
+        "sliding_window": whole(1),
+        **dict.fromkeys(["rms_norm_eps", "rope_theta"], POSITIVE),
+        "rope_scaling": TABLE,
+        **dict.fromkeys(["attention_bias", "mlp_bias", "tie_word_embeddings"], SWITCH),
+        "attention_dropout": SHARE,
+        "initializer_range": NOT_NEGATIVE,
+        "bos_token_id": whole(0),
+        "eos_token_id": any_of(whole(0), list_of(whole(0))),
+        "pad_token_id": whole(-1),  # early files of Llama's say -1
+    }
+
+    def __new__(cls, *args: Any, **keys: Any) -> "ModelConfig":
+        """An empty config of the family's class, which `__init__` fills."""
+        if cls is not ModelConfig or not (args or keys):  # a copy is filled without arguments
+            return object.__new__(cls)
+        kind = args[5] if len(args) > 5 else keys.get("model_type", "llama")
+        kept = family_of(kind).config or ModelConfig
+        if strange := sorted(keys.keys() - {f.name for f in fields(kept)}):
+            raise ValueError(f"a {kind} config has no {', '.join(strange)}")
+        return object.__new__(kept)
 
     def __post_init__(self) -> None:
-        if not isinstance(self.model_type, str) or self.model_type not in FAMILIES:
-            known = ", ".join(FAMILIES)
-            raise ValueError(f"unknown model_type {self.model_type!r}; known are {known}")
-        needed = {f.name for f in fields(self) if f.default is not None}
-        if self.family.may_attend:
-            needed.add("num_attention_heads")
-        _check_values(vars(self), needed=needed)
-        for key in ("eos_token_id", "mlp_only_layers", "attn_layer_indices"):
-            if isinstance(getattr(self, key), list):
-                object.__setattr__(self, key, tuple(getattr(self, key)))
-        if isinstance(self.state, Mapping):
-            object.__setattr__(self, "state", _read_state(self.state))
-        for key, value in _defaults(self).items():
+        if type(self) is not (self.family.config or ModelConfig):
+            raise ValueError(f"a {type(self).__name__} cannot be of the family {self.model_type}")
+        for f in fields(self):
+            value = getattr(self, f.name)
+            if f.name in self.kinds and (value is not None or f.default is not None):
+                check_kind(f.name, value, self.kinds[f.name])
+            if isinstance(value, list) and f.name in self.kinds:
+                object.__setattr__(self, f.name, tuple(value))
+        for key, value in {**self.habits, **self.follows()}.items():
             if getattr(self, key) is None:
                 object.__setattr__(self, key, value)
-        _check_together(self)
+        self.check()
+
+    def follows(self) -> dict[str, Any]:
+        """What a key is that was not given, by the others. Raises: ValueError if it cannot be."""
+        C, H = self.hidden_size, self.num_attention_heads
+        if H is not None and self.head_dim is None and C % H:
+            raise ValueError(f"hidden_size {C} does not divide into {H} heads: give head_dim")
+        return {"num_key_value_heads": H, "head_dim": H and C // H}
+
+    def check(self) -> None:
+        """Raises: ValueError for keys that are lacking, or contradict each other."""
+        check_given(self, "num_attention_heads intermediate_size")
+        H, G = self.num_attention_heads, self.num_key_value_heads
+        if H % G:
+            raise ValueError(f"{H} query heads do not share {G} key/value heads evenly")
+        if self.positions == "rotary":
+            check_rotation(self)
+        check_shared(self)
 
     @property
     def family(self) -> Family:
-        """What the family does that no key says."""
-        return FAMILIES[self.model_type]
+        """Of which parts its models are made, and how its files spell them."""
+        return family_of(self.model_type)
+
+    @property
+    def rotated(self) -> int:
+        """How many numbers of a head turn with the position."""
+        return self.head_dim
 
     @property
     def eos_token_ids(self) -> tuple[int, ...]:
@@ -190,18 +250,14 @@ class ModelConfig:
         ids = self.eos_token_id
         return () if ids is None else (ids,) if isinstance(ids, int) else tuple(ids)
 
-    def is_sparse(self, layer: int) -> bool:
-        """Whether experts, of which each token uses a few, are this layer's feed-forward block."""
-        return (
-            bool(self.num_experts)
-            and layer >= self.first_k_dense_replace
-            and layer not in self.mlp_only_layers
-            and (layer + 1) % self.decoder_sparse_step == 0
-        )
-
     def has_state(self, layer: int) -> bool:
         """Whether a memory of fixed size stands in this layer where others have attention."""
-        return bool(self.family.state) and layer not in self.attn_layer_indices
+        return False
+
+    @property
+    def stateful(self) -> bool:
+        """Whether any layer has such a memory."""
+        return any(map(self.has_state, range(self.num_hidden_layers)))
 
     @property
     def attends(self) -> bool:
@@ -239,204 +295,22 @@ class ModelConfig:
         return write_config(self)
 
 
-def _read_state(given: Mapping[str, Any]) -> Any:
-    """The `StateSizes` of a table. Raises: ValueError for keys that it does not have."""
-    from minillm.nn.mamba import StateSizes
-
-    known = {f.name for f in fields(StateSizes)}
-    if strange := sorted(set(given) - known):
-        raise ValueError(f"state has no {', '.join(map(repr, strange))}, but {sorted(known)}")
-    return StateSizes(**given)
-
-
-def _defaults(c: ModelConfig) -> dict[str, Any]:
-    """What stands for None: the family's habit, or what follows from other keys."""
-    family = c.family
-    heads = c.num_attention_heads
-    if not family.mla and c.head_dim is None and heads and c.hidden_size % heads:
-        raise ValueError(
-            f"hidden_size {c.hidden_size} does not divide into {heads} heads: give head_dim"
-        )
-    return {
-        "num_key_value_heads": c.num_attention_heads,
-        "head_dim": c.qk_rope_head_dim if family.mla else heads and c.hidden_size // heads,
-        "intermediate_size": None if family.gated else 4 * c.hidden_size,
-        "hidden_act": family.activation,
-        "rms_norm_eps": family.norm_eps,
-        "rope_interleave": family.mla,
-        "attention_bias": family.bias,
-        "mlp_bias": family.bias,
-        "tie_word_embeddings": family.tied,
-        "parallel_attn": family.parallel_residual,
-        "num_ln_in_parallel_attn": 1 if family.parallel_residual else None,
-        "attn_layer_indices": () if family.state else None,
-        **(_expert_defaults(c) if c.num_experts else {}),
-    }
-
-
-def _expert_defaults(c: ModelConfig) -> dict[str, Any]:
-    return {
-        "moe_intermediate_size": c.intermediate_size if c.model_type == "mixtral" else None,
-        "n_shared_experts": 0,
-        "norm_topk_prob": c.model_type != "qwen3_moe",
-        "routed_scaling_factor": 1.0,
-        "router_aux_loss_coef": 0.001 if c.family.experts == "softmax" else None,
-        "n_group": 1,
-        "topk_group": 1,
-        "first_k_dense_replace": 0,
-        "decoder_sparse_step": 1,
-        "mlp_only_layers": (),
-    }
-
-
-def _is_int(x: object) -> bool:
-    return isinstance(x, int) and not isinstance(x, bool)
-
-
-def _is_number(x: Any) -> bool:  # neither NaN nor infinite, nor too long for a float
-    return (_is_int(x) or isinstance(x, float)) and abs(x) <= sys.float_info.max
-
-
-_SIZES = (
-    "vocab_size hidden_size num_hidden_layers num_attention_heads num_key_value_heads head_dim "
-    "intermediate_size max_position_embeddings sliding_window q_lora_rank kv_lora_rank "
-    "qk_nope_head_dim qk_rope_head_dim v_head_dim num_experts_per_tok moe_intermediate_size "
-    "n_group topk_group decoder_sparse_step"
-)
-
-_COUNTS = "num_experts n_shared_experts first_k_dense_replace"
-
-# What is asked, in words: the test, and the keys that must pass it. (What else files may hold is
-# checked where they are read, in `minillm.pretrained.families`.)
-_VALUES: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "a table": (lambda x: isinstance(x, Mapping), "rope_scaling"),
-    "a positive integer": (lambda x: _is_int(x) and x > 0, _SIZES),
-    "an integer from 0": (lambda x: _is_int(x) and x >= 0, _COUNTS),
-    "below 2**31": (lambda x: x < 2**31, f"{_SIZES} {_COUNTS}"),
-    "numbers of layers": (
-        lambda x: isinstance(x, list | tuple) and all(_is_int(i) and i >= 0 for i in x),
-        "mlp_only_layers attn_layer_indices",
-    ),
-    "an integer": (_is_int, "bos_token_id pad_token_id"),
-    "an integer or several": (
-        lambda x: all(map(_is_int, x if isinstance(x, list | tuple) else [x])),
-        "eos_token_id",
-    ),
-    "1 or 2": (lambda x: _is_int(x) and x in (1, 2), "num_ln_in_parallel_attn"),
-    "a positive number": (
-        lambda x: _is_number(x) and x > 0,
-        "rms_norm_eps routed_scaling_factor rope_theta rope_scaling.rope_theta "
-        "rope_scaling.factor rope_scaling.original_max_position_embeddings "
-        "rope_scaling.beta_fast rope_scaling.beta_slow",
-    ),
-    "a number": (
-        _is_number,
-        "rope_scaling.low_freq_factor rope_scaling.high_freq_factor "
-        "rope_scaling.attention_factor rope_scaling.mscale rope_scaling.mscale_all_dim",
-    ),
-    "a number, not negative": (
-        lambda x: _is_number(x) and x >= 0,
-        "initializer_range router_aux_loss_coef",
-    ),
-    "a number above 0, at most 1": (
-        lambda x: _is_number(x) and 0 < x <= 1,
-        "partial_rotary_factor",
-    ),
-    "a number from 0 to below 1": (lambda x: _is_number(x) and 0 <= x < 1, "attention_dropout"),
-    "True or False": (
-        lambda x: isinstance(x, bool),
-        "rope_interleave attention_bias mlp_bias tie_word_embeddings parallel_attn norm_topk_prob "
-        "rope_scaling.truncate",
-    ),
-}
-
-
-def _check_values(given: Mapping[str, Any], needed: Collection[str] = ()) -> None:
-    """Raises: ValueError for a value that its key may not hold; None only where it is needed."""
-    for words, (fits, keys) in _VALUES.items():
-        for key in keys.split():
-            table, _, inner = key.rpartition(".")
-            value = (given.get(table) or {}).get(inner) if table else given.get(key)
-            if (value is not None or key in needed) and not fits(value):
-                raise ValueError(f"{key} must be {words}, not {value!r}")
-
-
-def _check_together(c: ModelConfig) -> None:
-    """Raises: ValueError for keys that lack, or contradict each other."""
-    H, G, D = c.num_attention_heads, c.num_key_value_heads, c.head_dim
-    _check_states(c)
-    latent = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
-    needed = () if H is None else ("intermediate_size", *(latent if c.family.mla else ()))
-    missing = [key for key in needed if getattr(c, key) is None]
-    if c.family.experts or c.num_experts:
-        missing += _check_experts(c)
-    if missing:
+def check_given(c: ModelConfig, keys: str) -> None:
+    """Raises: ValueError that names those of these keys that lack."""
+    if missing := [key for key in keys.split() if getattr(c, key) is None]:
         raise ValueError(f"a {c.model_type} config lacks {', '.join(missing)}")
-    if c.family.mla and c.attention_bias:
-        raise ValueError("deepseek_v3 with attention_bias=True is not supported")
-    if c.family.mla and (c.attention_dropout or c.qk_rope_head_dim != D):
-        given = f"dropout {c.attention_dropout}, head_dim {D}, qk_rope_head_dim"
-        rule = "deepseek_v3 drops nothing, and its head_dim is what rotates"
-        raise ValueError(f"{rule}: {given} {c.qk_rope_head_dim}")
-    if c.family.mla and H != G:
-        raise ValueError(f"deepseek_v3 has a key and a value for each of its {H} heads, not {G}")
-    if H is not None and H % G:
-        raise ValueError(f"{H} query heads do not share {G} key/value heads evenly")
-    if c.family.rotary and ((turned := int(D * c.partial_rotary_factor)) % 2 or not turned):
-        part = "" if turned == D else f" of which {turned} rotate"
-        raise ValueError(f"rotary positions turn pairs: head_dim {D}{part} is odd")
-    if c.family.rotary and c.rope_scaling is not None:
-        _check_scaling(c)
-    if not isinstance(c.hidden_act, str) or c.hidden_act not in ACTIVATIONS:
-        raise ValueError(f"unknown hidden_act {c.hidden_act!r}; known are {', '.join(ACTIVATIONS)}")
-    for key in ("bos_token_id", "pad_token_id", "eos_token_id"):
-        ids = c.eos_token_ids if key == "eos_token_id" else (getattr(c, key),)
-        if any(i is not None and not 0 <= i < c.vocab_size for i in ids):
-            raise ValueError(f"{key} {getattr(c, key)} is outside a vocabulary of {c.vocab_size}")
 
 
-def _check_experts(c: ModelConfig) -> list[str]:
-    """The keys that lack. Raises: ValueError for experts that no router can choose so."""
-    if not c.family.experts:
-        raise ValueError(f"{c.model_type} has no experts: num_experts {c.num_experts}")
-    if not c.num_experts:  # DeepSeek's files and Qwen's may say so
-        known = c.family.mla or (c.model_type == "qwen3_moe" and c.num_experts == 0)
-        return [] if known else ["num_experts"]
-    if not any(map(c.is_sparse, range(c.num_hidden_layers))):
-        return []
-    missing = [k for k in ("num_experts_per_tok", "moe_intermediate_size") if not getattr(c, k)]
-    if not missing:
-        from minillm.nn.moe import check_experts
-
-        check_experts(c.num_experts, c.num_experts_per_tok, c.n_group, c.topk_group)
-    return missing
-
-
-def _check_states(c: ModelConfig) -> None:
-    """Raises: ValueError for states that the family does not have, or that cannot be computed."""
-    kind, given, layers = c.model_type, c.state, c.attn_layer_indices
-    if not c.family.state:
-        if given is not None or layers is not None:
-            raise ValueError(f"{kind} has no states: state {given}, attn_layer_indices {layers}")
-        if c.partial_rotary_factor != 1:
-            raise ValueError(f"partial_rotary_factor {c.partial_rotary_factor}: {kind} has 1")
+def check_rotation(c: ModelConfig) -> None:
+    """Raises: ValueError if a head cannot be turned as the config says."""
+    if c.rotated % 2 or not c.rotated:
+        part = "" if c.rotated == c.head_dim else f" of which {c.rotated} rotate"
+        raise ValueError(f"rotary positions turn pairs: head_dim {c.head_dim}{part} is odd")
+    if c.rope_scaling is None:
         return
-    from minillm.nn.mamba import StateSizes, check_heads
-
-    if not isinstance(given, StateSizes):
-        raise ValueError(f"a {kind} config needs state, a StateSizes or a table, not {given!r}")
-    if c.family.state == "mamba2":
-        check_heads(c.hidden_size, given)
-    if not c.family.may_attend:
-        keys = ("num_attention_heads", "intermediate_size", "attn_layer_indices")
-        if wrong := [f"{key} {getattr(c, key)}" for key in keys if getattr(c, key)]:
-            raise ValueError(f"{kind} has neither attention nor MLP: {', '.join(wrong)}")
-    if strange := [i for i in layers if i >= c.num_hidden_layers]:
-        raise ValueError(f"attn_layer_indices {strange}: there are {c.num_hidden_layers} layers")
-
-
-def _check_scaling(c: ModelConfig) -> None:
-    """Raises: ValueError if the rotation cannot be computed."""
+    for key in c.rope_scaling.keys() & SCALING.keys():
+        if (value := c.rope_scaling[key]) is not None:
+            check_kind(f"rope_scaling.{key}", value, SCALING[key])
     from minillm.nn.rope_scaling import rope_frequencies
 
     length = c.max_position_embeddings
@@ -448,5 +322,16 @@ def _check_scaling(c: ModelConfig) -> None:
             max_position_embeddings=length,
         )
     except ArithmeticError as error:
-        given = f"rope_scaling {dict(c.rope_scaling or {})} with rope_theta {c.rope_theta}"
+        given = f"rope_scaling {dict(c.rope_scaling)} with rope_theta {c.rope_theta}"
         raise ValueError(f"{given} cannot be computed: {error}") from None
+
+
+def check_shared(c: ModelConfig) -> None:
+    """What every family's config must be. Raises: ValueError."""
+    if not isinstance(c.hidden_act, str) or c.hidden_act not in ACTIVATIONS:
+        known = ", ".join(ACTIVATIONS)
+        raise ValueError(f"unknown hidden_act {c.hidden_act!r}; known are {known}")
+    for key in ("bos_token_id", "pad_token_id", "eos_token_id"):
+        ids = c.eos_token_ids if key == "eos_token_id" else (getattr(c, key),)
+        if any(i is not None and not 0 <= i < c.vocab_size for i in ids):
+            raise ValueError(f"{key} {getattr(c, key)} is outside a vocabulary of {c.vocab_size}")

@@ -18,9 +18,9 @@ from minillm.cache.base import KVCache, make_cache
 from minillm.checks import check_mask
 from minillm.config import ModelConfig
 from minillm.nn.attention import build_mask
-from minillm.nn.layers import MLP, DecoderLayer, GatedMLP, LayerNorm, RMSNorm
+from minillm.nn.layers import DecoderLayer, GatedMLP, RMSNorm
 from minillm.nn.multihead import MultiHeadAttention
-from minillm.nn.rope import PartialRotation, RotaryEmbedding, Rotation
+from minillm.nn.rope import RotaryEmbedding, Rotation
 
 __all__ = [
     "LLAMA",
@@ -28,39 +28,39 @@ __all__ = [
     "Decoder",
     "count_parameters",
     "llama_attention",
+    "llama_embedding",
     "llama_layer",
     "llama_mlp",
     "llama_norm",
+    "llama_rotary",
+    "look_up",
     "make_part",
     "product_dtype",
 ]
 
 
 def llama_norm(c: ModelConfig) -> nn.Module:
-    """Llama's normalisation of hidden states; LayerNorm where the family has that."""
-    if c.family.layer_norm:
-        return LayerNorm(c.hidden_size, eps=c.rms_norm_eps)
-    return RMSNorm(c.hidden_size, eps=c.rms_norm_eps, offset=c.family.norm_offset)
+    """Llama's normalisation of hidden states."""
+    return RMSNorm(c.hidden_size, eps=c.rms_norm_eps)
 
 
-def llama_attention(c: ModelConfig) -> nn.Module:
-    """Llama's attention: heads with keys of their own, or shared ones."""
+def llama_attention(c: ModelConfig, *, qkv_bias: bool = False, qk_norm: bool = False) -> nn.Module:
+    """Llama's attention; Qwen2 has biases on q, k and v, Qwen3 norms on q and k."""
     return MultiHeadAttention(
         c.hidden_size,
         c.num_attention_heads,
         num_kv_heads=c.num_key_value_heads,
         head_dim=c.head_dim,
-        bias=c.attention_bias or c.family.qkv_bias,
+        bias=c.attention_bias or qkv_bias,
         out_bias=c.attention_bias,
-        qk_norm=partial(RMSNorm, eps=c.rms_norm_eps) if c.family.qk_norm else None,
+        qk_norm=partial(RMSNorm, eps=c.rms_norm_eps) if qk_norm else None,
         dropout=c.attention_dropout,
     )
 
 
 def llama_mlp(c: ModelConfig, layer: int) -> nn.Module:
-    """Llama's feed-forward block; without a gate where the family has none."""
-    block = GatedMLP if c.family.gated else MLP
-    return block(c.hidden_size, c.intermediate_size, activation=c.hidden_act, bias=c.mlp_bias)
+    """Llama's feed-forward block."""
+    return GatedMLP(c.hidden_size, c.intermediate_size, activation=c.hidden_act, bias=c.mlp_bias)
 
 
 def llama_layer(c: ModelConfig, layer: int) -> nn.Module:
@@ -69,20 +69,39 @@ def llama_layer(c: ModelConfig, layer: int) -> nn.Module:
     return DecoderLayer(attention, mlp, make_part("norm", c), make_part("norm", c))
 
 
+def llama_embedding(c: ModelConfig) -> nn.Module | None:
+    """What is done to the vectors of tokens before the first layer: here nothing."""
+    return None
+
+
+def llama_rotary(c: ModelConfig) -> RotaryEmbedding | None:
+    """The rotation of queries and keys; None where positions come in another way, or in none."""
+    if c.positions != "rotary":
+        return None
+    return RotaryEmbedding(
+        c.rotated,
+        base=c.rope_theta,
+        scaling=c.rope_scaling,
+        max_position_embeddings=c.max_position_embeddings,
+    )
+
+
 LLAMA: dict[str, Callable[..., Any]] = {
     "norm": llama_norm,
     "attention": llama_attention,
     "mlp": llama_mlp,
     "layer": llama_layer,
+    "embedding": llama_embedding,
+    "rotary": llama_rotary,
 }
 
 
-def make_part(part: str, c: ModelConfig, *layer: int) -> nn.Module:
-    """A "norm", an "attention", the "mlp" or the whole "layer" of that number.
+def make_part(part: str, c: ModelConfig, *layer: int) -> Any:
+    """A "norm", "attention", "embedding" or "rotary", or the "mlp" or "layer" of that number.
 
     The family makes it, or if it has no way of its own, Llama does.
     """
-    return (c.family.maker(part) or LLAMA[part])(c, *layer)
+    return (getattr(c.family, part) or LLAMA[part])(c, *layer)
 
 
 class Decoder(nn.Module):
@@ -92,31 +111,19 @@ class Decoder(nn.Module):
         super().__init__()
         c = self.config = config
         self.embed_tokens = nn.Embedding(c.vocab_size, c.hidden_size)
-        if c.family.learned_positions:
-            self.embed_positions = nn.Embedding(c.max_position_embeddings, c.hidden_size)
+        self.embedding = make_part("embedding", c)
         self.layers = nn.ModuleList(make_part("layer", c, i) for i in range(c.num_hidden_layers))
         self.norm = make_part("norm", c)
-        self.rotary = self.make_rotary() if c.family.rotary else None
+        self.rotary = self.make_rotary()
 
-    def make_rotary(self) -> RotaryEmbedding:
+    def make_rotary(self) -> RotaryEmbedding | None:
         """The rotation of queries and keys; it has no weights, so loading makes it anew."""
-        c = self.config
-        return RotaryEmbedding(
-            int(c.head_dim * c.partial_rotary_factor),
-            base=c.rope_theta,
-            scaling=c.rope_scaling,
-            interleaved=c.rope_interleave,
-            max_position_embeddings=c.max_position_embeddings,
-        )
+        return make_part("rotary", self.config)
 
     def embed(self, input_ids: Tensor, position_ids: Tensor) -> Tensor:
-        """Vectors for the ids, and for their positions where the family learns these."""
-        x = _look_up(self.embed_tokens, input_ids, "token id")
-        if self.config.family.scaled_embeddings:  # rounded to x's dtype, as in the original
-            x = x * torch.full((), self.config.hidden_size**0.5, dtype=x.dtype, device=x.device)
-        if self.config.family.learned_positions:
-            x = x + _look_up(self.embed_positions, position_ids, "position")
-        return x
+        """Vectors for the ids, and what the family does to them before the first layer."""
+        x = look_up(self.embed_tokens, input_ids, "token id")
+        return x if self.embedding is None else self.embedding(x, position_ids)
 
     def forward(
         self,
@@ -132,8 +139,6 @@ class Decoder(nn.Module):
         """
         x = self.embed(input_ids, position_ids)  # (B, T, C)
         rope = None if self.rotary is None else self.rotary(position_ids)
-        if rope is not None and self.config.partial_rotary_factor < 1:
-            rope = PartialRotation(rope)
         return self.transform(x, rope, position_ids, mask, is_causal, cache)
 
     def transform(
@@ -178,8 +183,9 @@ class Decoder(nn.Module):
             position_ids = slots[None]
             if attention_mask is not None:  # padding on the left does not count
                 position_ids = (attention_mask.long().cumsum(-1) - 1).clamp(min=0)[:, past:]
-            self._check_learned(position_ids, past + T)
-        if self.config.state is not None and attention_mask is not None:  # -1 is no position
+            if self.config.positions == "learned":
+                self.embedding.check(position_ids, past + T)
+        if self.config.stateful and attention_mask is not None:  # -1 is no position
             position_ids = torch.where(attention_mask[:, past:] == 0, -1, position_ids)
         if not self.config.attends:
             return position_ids, attention_mask, False
@@ -189,18 +195,6 @@ class Decoder(nn.Module):
             return position_ids, None, T > 1
         valid = None if attention_mask is None else attention_mask.bool()[:, keys.clamp(min=0)]
         return position_ids, build_mask(slots, keys, key_valid=valid, window=window), False
-
-    def _check_learned(self, position_ids: Tensor, length: int) -> None:
-        """Raises: ValueError for positions beyond those learned.
-
-        On a GPU asking for the last position waits for it, so this is asked only where `length`,
-        padding included, leaves it open.
-        """
-        limit = self.config.max_position_embeddings
-        if not self.config.family.learned_positions or length <= limit or position_ids.is_meta:
-            return
-        if (last := int(position_ids.max())) >= limit:
-            raise ValueError(f"position {last}, but this model has learned only {limit} positions")
 
 
 def _check_inputs(
@@ -222,7 +216,7 @@ def _check_inputs(
         raise ValueError(f"position_ids {tuple(position_ids.shape)} do not fit input_ids {shape}")
 
 
-def _look_up(table: nn.Embedding, ids: Tensor, what: str) -> Tensor:
+def look_up(table: nn.Embedding, ids: Tensor, what: str) -> Tensor:
     """The rows of a table. Raises: ValueError, on the CPU, for an id that has none."""
     try:
         return table(ids)
@@ -342,10 +336,8 @@ class CausalLM(nn.Module):
             "dtype": product_dtype(weight),
             "device": weight.device,
         }
-        if c.family.state:
-            from minillm.nn.mamba import make_state_cache
-
-            return make_state_cache(self, kind, {**shape, **options})
+        if own := next((x.make_cache for x in layers if hasattr(x, "make_cache")), None):
+            return own(self, kind, {**shape, **options})  # of layers that keep something else
         return make_cache(kind, **{**shape, **options})
 
     @classmethod
@@ -391,17 +383,16 @@ class CausalLM(nn.Module):
         products = (nn.Linear, nn.Conv1d)
         linear = sum(m.weight.numel() for m in self.modules() if isinstance(m, products))
         layers: Any = self.model.layers
-        linear += sum(x.mlp.active_weights() for i, x in enumerate(layers) if c.is_sparse(i))
-        key, value = c.head_dim, c.head_dim
-        if c.family.mla:
-            key, value = c.qk_nope_head_dim + c.qk_rope_head_dim, c.v_head_dim
-        heads = 0 if c.num_attention_heads is None else c.num_attention_heads * (key + value)
-        attending = [i for i in range(c.num_hidden_layers) if not c.has_state(i)]
-        state = 0
-        if c.state is not None:  # each number of a state decays and is read
-            state = 2 * c.state.expand * c.hidden_size * c.state.state_size
-        states = (c.num_hidden_layers - len(attending)) * state
-        return 2 * (linear + states + len(attending) * heads * context_length)
+        parts: list[Any] = [*self.modules()]
+        linear += sum(part.active_weights() for part in parts if hasattr(part, "active_weights"))
+        read = 0
+        for layer in layers:
+            if hasattr(layer, "state_numbers"):  # each number of a state decays and is read
+                linear += 2 * layer.state_numbers
+            else:  # of each key and value; some attentions compare with more than they cache
+                usual = 2 * c.head_dim * c.num_attention_heads
+                read += getattr(layer.self_attn, "numbers_read", usual)
+        return 2 * (linear + read * context_length)
 
 
 def count_parameters(

@@ -2,7 +2,6 @@
 
 import functools
 import json
-import re
 import socket
 import subprocess
 import sys
@@ -438,9 +437,8 @@ def test_the_factor_of_the_balancing_loss_is_read_and_written(name):
     )
     with pytest.raises(ValueError, match="router_aux_loss_coef must be a number of at least 0"):
         ModelConfig.from_dict({**data, "router_aux_loss_coef": -0.1})
-    with pytest.raises(ValueError, match="router_aux_loss_coef must be a number, not negative"):
+    with pytest.raises(ValueError, match="router_aux_loss_coef must be a number of at least 0"):
         ModelConfig(**{**vars(FAMILY_CONFIGS[name]), "router_aux_loss_coef": -0.1})
-    assert FAMILY_CONFIGS["deepseek_v3-experts"].router_aux_loss_coef is None
 
 
 def test_which_layers_are_sparse():
@@ -458,35 +456,26 @@ def test_which_layers_are_sparse():
     ("name", "changes", "message"),
     [
         ("mixtral", {"num_experts_per_tok": 5}, "num_experts_per_tok 5 of num_experts 4"),
-        ("mixtral", {"num_experts": 0}, "lacks num_experts"),
+        ("mixtral", {"num_experts": 0}, "num_experts must be a whole number from 1 .*, not 0"),
         ("mixtral", {"num_experts": None}, "lacks num_experts"),
-        ("mixtral", {"num_experts": -1}, "num_experts must be an integer from 0, not -1"),
-        ("mixtral", {"num_experts_per_tok": 0}, "num_experts_per_tok must be a positive"),
+        ("mixtral", {"num_experts": -1}, "num_experts must be a whole number from 1 .*, not -1"),
+        (
+            "mixtral",
+            {"num_experts_per_tok": 0},
+            "num_experts_per_tok must be a whole",
+        ),
         ("qwen3_moe", {"moe_intermediate_size": None}, "lacks moe_intermediate_size"),
-        ("qwen3_moe", {"moe_intermediate_size": 0}, "moe_intermediate_size must be a positive"),
-        ("qwen3_moe", {"mlp_only_layers": (1.5,)}, "mlp_only_layers must be numbers of layers"),
-        ("qwen3_moe", {"norm_topk_prob": 1}, "norm_topk_prob must be True or False, not 1"),
+        ("qwen3_moe", {"moe_intermediate_size": 0}, "moe_intermediate_size must be a whole"),
+        ("qwen3_moe", {"mlp_only_layers": (1.5,)}, "mlp_only_layers must be a list, each a"),
+        ("qwen3_moe", {"norm_topk_prob": 1}, "norm_topk_prob must be true or false, not 1"),
         ("deepseek_v3-experts", {"n_group": 4}, "topk_group 2 of n_group 4, for 6 experts"),
         ("deepseek_v3-experts", {"topk_group": 1, "num_experts_per_tok": 3}, "hold 2 experts"),
         ("deepseek_v3-experts", {"routed_scaling_factor": 0.0}, "routed_scaling_factor must be"),
-        ("deepseek_v3-experts", {"model_type": "llama"}, "llama has no experts: num_experts 6"),
+        ("deepseek_v3-experts", {"model_type": "llama"}, "a llama config has no .*num_experts,"),
+        ("mixtral", {"norm_topk_prob": False}, "a mixtral config has no norm_topk_prob"),
+        ("qwen3_moe", {"n_shared_experts": 1}, "a qwen3_moe config has no n_shared_experts"),
     ],
 )
 def test_configs_that_contradict_themselves_are_named(name, changes, message):
     with pytest.raises(ValueError, match=message):
         ModelConfig(**{**vars(FAMILY_CONFIGS[name]), **changes})
-
-
-@pytest.mark.parametrize(
-    ("name", "change", "lost"),
-    [
-        ("mixtral", {"norm_topk_prob": False}, "norm_topk_prob=False"),
-        ("qwen3_moe", {"n_shared_experts": 1}, "n_shared_experts=1"),
-        ("deepseek_v3-experts", {"decoder_sparse_step": 2}, "decoder_sparse_step=2"),
-    ],
-)
-def test_what_no_file_of_the_family_can_say_is_not_saved(name, change, lost, tmp_path):
-    config = ModelConfig(**{**vars(FAMILY_CONFIGS[name]), **change})
-    assert CausalLM(config)(ids()).isfinite().all()
-    with pytest.raises(ValueError, match=f"config.json has no place for .*{re.escape(lost)}"):
-        save_pretrained(CausalLM(config), None, tmp_path)

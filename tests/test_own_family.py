@@ -4,12 +4,15 @@ import copy
 import pickle
 import subprocess
 import sys
+from dataclasses import dataclass
+from typing import ClassVar
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
+from minillm.checks import POSITIVE
 from minillm.config import FAMILIES, Family, ModelConfig
 from minillm.generation.decoding import generate
 from minillm.model import CausalLM, llama_mlp, make_part
@@ -77,10 +80,20 @@ def windowed_norm(c):
     return nn.LayerNorm(c.hidden_size, eps=c.rms_norm_eps, bias=False)
 
 
+@dataclass(frozen=True)
+class MyConfig(ModelConfig):
+    """Keys of one's own, beside Llama's."""
+
+    sharpness: float = 2.0
+
+    habits: ClassVar = {**ModelConfig.habits, "rms_norm_eps": 1e-4}
+    kinds: ClassVar = {**ModelConfig.kinds, "sharpness": POSITIVE}
+
+
 MINE = {
     "attention": Family(attention=DifferenceOfTwo),
     "mlp": Family(mlp=SquaredReLU),
-    "norm": Family(norm=windowed_norm, norm_eps=1e-4),
+    "norm": Family(config=MyConfig, norm=windowed_norm),
     "layer": Family(layer=Reversed),
     "all": Family(norm=windowed_norm, attention=DifferenceOfTwo, mlp=SquaredReLU, layer=Reversed),
 }
@@ -168,8 +181,7 @@ def test_what_cannot_be_packed_says_so(config):
 
 
 @pytest.mark.parametrize("wrong", ["minillm.nn.layers:Nothing", "nowhere:attention", "attention"])
-def test_a_part_that_is_not_there(monkeypatch, wrong):
-    monkeypatch.setitem(FAMILIES, "mine", Family(attention=wrong))
-    config = ModelConfig(**SIZES, intermediate_size=24, model_type="mine")
-    with pytest.raises(ValueError, match=f"no function '{wrong}' for attention"):
-        CausalLM(config)
+def test_a_family_that_is_not_there(monkeypatch, wrong):
+    monkeypatch.setitem(FAMILIES, "mine", wrong)
+    with pytest.raises(ValueError, match=f"no family '{wrong}' for mine"):
+        ModelConfig(**SIZES, intermediate_size=24, model_type="mine")

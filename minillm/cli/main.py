@@ -440,7 +440,7 @@ def _check_fit(config: Any, a: argparse.Namespace, tokenizer: Any) -> None:
         sizes = f"{tokenizer.vocab_size:,} tokens, the model knows {config.vocab_size:,}"
         raise ValueError(f"the tokenizer has {sizes}")
     limit = config.max_position_embeddings
-    if not config.family.rotary and a.context_length > limit:
+    if config.positions == "learned" and a.context_length > limit:
         raise ValueError(f"--context-length {a.context_length}: the model has {limit} positions")
 
 

@@ -75,7 +75,7 @@ def _close(got: Sequence[Any], wanted: Sequence[float]) -> bool:
     return all(abs(float(a) - b) < 1e-9 for a, b in zip(got, wanted, strict=True))
 
 
-def _active(config: ModelConfig) -> int:
+def _active(config: Any) -> int:
     with torch.device("meta"):
         total = CausalLM(config).num_parameters()
     unused = config.num_experts - config.num_experts_per_tok
@@ -97,7 +97,7 @@ def _active_parameters(answer: Callable[[dict[str, Any]], Any]) -> str | None:
         {"num_experts": 5, "num_experts_per_tok": 1, "num_key_value_heads": 2, "head_dim": 10},
         {"num_experts": 4, "num_experts_per_tok": 4, "tie_word_embeddings": True},
     ]
-    configs = [ModelConfig.preset("mixtral-8x7b")]
+    configs: list[Any] = [ModelConfig.preset("mixtral-8x7b")]
     configs += [ModelConfig(**{**sizes, **change}) for change in changes]
     for config in configs:
         c, wanted = config, _active(config)

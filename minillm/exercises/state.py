@@ -91,7 +91,7 @@ def _weights_of(answer: Callable[[list[float], list[float], Rows, Rows], Any]) -
     return None
 
 
-def _memory(config: ModelConfig, length: int) -> int:
+def _memory(config: Any, length: int) -> int:
     model = CausalLM(config).eval()
     cache = model.make_cache(batch_size=1)
     with torch.no_grad():
@@ -130,7 +130,7 @@ def _memory_bytes(answer: Callable[[ModelConfig, int], Any]) -> str | None:
         },
     ]
     for kind in kinds:
-        config = ModelConfig(**sizes, **kind)
+        config: Any = ModelConfig(**sizes, **kind)
         for length in (1, 9):
             got, wanted = answer(config, length), _memory(config, length)
             layers = f"{config.num_hidden_layers} layers"

@@ -116,9 +116,9 @@ class DecodingStep(nn.Module):
         _check_whole(model)
         if batch_size < 1 or max_length < 1:
             raise ValueError(f"{batch_size=} and {max_length=} must be at least 1")
-        known = context_length(c) if c.family.rotary else c.max_position_embeddings
+        known = context_length(c) if c.positions == "rotary" else c.max_position_embeddings
         if max_length > known:
-            learned = "" if c.family.rotary else "learned "
+            learned = "" if c.positions == "rotary" else "learned "
             raise ValueError(
                 f"max_length {max_length}, but this model has {learned}{known} positions"
             )

@@ -379,8 +379,8 @@ class PackedLM(CausalLM):
             raise ValueError("this process holds only a part of the model: load it whole, in one")
         c = self.config = model.config
         silu = ACTIVATIONS[c.hidden_act] is F.silu
-        if c.model_type not in PACKABLE or not silu or c.rope_interleave:
-            given = f"{c.model_type} with {c.hidden_act}, rope_interleave={c.rope_interleave}"
+        if c.model_type not in PACKABLE or not silu:
+            given = f"{c.model_type} with {c.hidden_act}"
             raise ValueError(f"{given} cannot be packed; {', '.join(PACKABLE)} with silu can")
         check_merged(model, "a PackedLM copies matrices")
         lost = "packed() copies matrices and would leave it out"

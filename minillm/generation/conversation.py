@@ -101,7 +101,7 @@ class Conversation:
         held = min(layer.length for layer in self.cache.layers)
         # the last is always computed: its scores are what the first new token is drawn from
         self.reused = min(common_prefix(self.ids, ids), held, len(ids) - 1)
-        if self.model.config.state is not None:
+        if self.model.config.stateful:
             whole = all(layer.length == self.reused for layer in self.cache.layers)
             self.reused = self.reused if whole else 0  # a state cannot go back to a part
         self.cache.crop(self.reused)

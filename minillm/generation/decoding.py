@@ -331,7 +331,7 @@ def _compiled_step(model: CausalLM, cache: KVCache | str | None) -> Callable[...
     Masks and positions are made outside; the compiled part sees tensors of fixed shapes only.
     Raises: ValueError unless the cache is static, and for a model that keeps states.
     """
-    if model.config.state is not None:
+    if model.config.stateful:
         raise ValueError(f"compile=True: a step of {model.config.model_type} cannot be compiled")
     if not isinstance(cache, KVCache) or not cache[0].fixed_shapes:
         raise ValueError(

@@ -126,7 +126,7 @@ def speculative_generate(
     if len(input_ids) != 1 or model.config.vocab_size != draft.config.vocab_size:
         sizes = f"{model.config.vocab_size} and {draft.config.vocab_size}"
         raise ValueError(f"one row and one vocabulary, not {len(input_ids)} rows, {sizes} tokens")
-    if strange := [m.config.model_type for m in (model, draft) if m.config.state is not None]:
+    if strange := [m.config.model_type for m in (model, draft) if m.config.stateful]:
         raise ValueError(f"a state cannot go back behind a refused guess: {', '.join(strange)}")
     if num_draft < 0:
         raise ValueError(f"num_draft must not be negative: {num_draft}")

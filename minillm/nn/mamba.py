@@ -529,6 +529,15 @@ class MambaLayer(nn.Module):
             return x
         return x + self.mlp(self.post_attention_layernorm(x))
 
+    def make_cache(self, model: Any, kind: str, shape: Mapping[str, Any]) -> KVCache:
+        """A cache for a model with layers of this kind; see `make_state_cache`."""
+        return make_state_cache(model, kind, shape)
+
+    @property
+    def state_numbers(self) -> int:
+        """How many numbers the state has."""
+        return self.mamba.out_proj.in_features * self.mamba.state_size
+
 
 def make_state_cache(model: Any, kind: str, shape: Mapping[str, Any]) -> KVCache:
     """A cache of that kind where a layer of the model attends, of fixed size where it has a state.

@@ -133,6 +133,7 @@ class MultiHeadLatentAttention(nn.Module):
         self.scale = (N + P) ** -0.5 if scale is None else scale
         self.absorb: bool | None = None  # for calls that do not say
         self.cache_shape = (1, R, P)  # heads, size of a key, size of a value
+        self.numbers_read = num_heads * (N + P + V)  # compared with, and averaged, for each key
         if q_lora_rank is None:
             self.q_proj = nn.Linear(hidden_size, num_heads * (N + P), bias=False)
         else:

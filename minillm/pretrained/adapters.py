@@ -69,7 +69,7 @@ def save_adapter(
     for name, parts in names.items():
         if strange := [part for part in parts if part not in layers]:
             raise ValueError(f"{name} is one matrix in a file, and {strange[0]} has no adapter")
-        if ".mlp." in name and getattr(getattr(config, "family", None), "experts", None):
+        if ".mlp." in name and hasattr(config, "is_sparse"):
             raise ValueError(f"{name}: in a {config.model_type} peft takes it for the experts'")
         first = layers[parts[0]].lora_A
         if any(layers[part].lora_A is not first for part in parts):

@@ -147,9 +147,9 @@ def fill(
     for part in [*model.modules()]:
         if hasattr(part, "tie_weights"):
             part.tie_weights()
-        if isinstance(part, Decoder) and part.rotary is not None:
+        if isinstance(part, Decoder):
             part.rotary = part.make_rotary()
-            if device is not None:
+            if part.rotary is not None and device is not None:
                 part.rotary.to(device)
     return model.eval()
 

@@ -19,58 +19,6 @@ __all__ = ["check_apart", "join_qkv", "layer_name", "read_weights", "split_qkv",
 # What a weight may be written in. Of 8 bits nobody knows what they are to be multiplied with.
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
-_BACKBONE = [
-    ("model.embed_tokens.", "backbone.embeddings."),
-    ("model.norm.", "backbone.norm_f."),
-    ("model.layers.", "backbone.layers."),
-    (".mamba.", ".mixer."),
-    # after the layer's number, as the mixer has a norm of that name too
-    *((f"{digit}.input_layernorm.", f"{digit}.norm.") for digit in range(10)),
-]
-
-
-# Names of weights, ours -> theirs; the other families use ours.
-_NAMES = {
-    "gpt2": [
-        ("model.embed_tokens.", "transformer.wte."),
-        ("model.embed_positions.", "transformer.wpe."),
-        ("model.norm.", "transformer.ln_f."),
-        ("model.layers.", "transformer.h."),
-        (".input_layernorm.", ".ln_1."),
-        (".post_attention_layernorm.", ".ln_2."),
-        (".self_attn.qkv.", ".attn.c_attn."),
-        (".self_attn.o_proj.", ".attn.c_proj."),
-        (".mlp.up_proj.", ".mlp.c_fc."),
-        (".mlp.down_proj.", ".mlp.c_proj."),
-    ],
-    "falcon": [
-        ("model.embed_tokens.", "transformer.word_embeddings."),
-        ("model.norm.", "transformer.ln_f."),
-        ("model.layers.", "transformer.h."),
-        (".self_attn.qkv.", ".self_attention.query_key_value."),
-        (".self_attn.o_proj.", ".self_attention.dense."),
-        (".mlp.up_proj.", ".mlp.dense_h_to_4h."),
-        (".mlp.down_proj.", ".mlp.dense_4h_to_h."),
-    ],
-    "mixtral": [
-        (".mlp.", ".block_sparse_moe."),
-        (".gate_proj.", ".w1."),
-        (".up_proj.", ".w3."),
-        (".down_proj.", ".w2."),
-    ],
-    "mamba": _BACKBONE,
-    "mamba2": _BACKBONE,
-    "bamba": [
-        ("model.norm.", "model.final_layernorm."),
-        (".post_attention_layernorm.", ".pre_ff_layernorm."),
-        (".mlp.", ".feed_forward."),
-    ],
-}
-
-
-_TWO_NORMS = [(".input_layernorm.", ".ln_attn."), (".post_attention_layernorm.", ".ln_mlp.")]
-
-
 _TRANSPOSED = re.compile(r"\.(c_attn|c_proj|c_fc)\.weight$")  # GPT-2 stores (in, out)
 
 
@@ -79,8 +27,9 @@ _IGNORED = re.compile(r"(\.attn\.(masked_)?bias|rotary_emb\.inv_freq)$")
 
 
 def _names(config: ModelConfig) -> list[tuple[str, str]]:
-    two = config.model_type == "falcon" and config.num_ln_in_parallel_attn == 2
-    return _NAMES.get(config.model_type, []) + (_TWO_NORMS if two else [])
+    """Parts of names of weights, ours and theirs; most families use ours."""
+    names = config.family.names
+    return list(names(config) if callable(names) else names)
 
 
 def _rename(name: str, pairs: list[tuple[str, str]]) -> str:
@@ -126,7 +75,11 @@ def read_weights(tensors: Mapping[str, Tensor], config: ModelConfig) -> dict[str
             tensor = tensor.t() if _TRANSPOSED.search(name) and tensor.dim() == 2 else tensor
             name = name if name.startswith(("transformer.", "lm_head.")) else f"transformer.{name}"
         name = _rename(name.replace("backbone.embedding.", "backbone.embeddings."), pairs)
-        if ".shared_experts." in name and not tensor.numel() and not config.n_shared_experts:
+        if (
+            ".shared_experts." in name
+            and not tensor.numel()
+            and not getattr(config, "n_shared_experts", 0)
+        ):
             continue  # transformers makes an empty block of them
         if ".self_attn.qkv." in name:
             pieces = zip("qkv", split_qkv(tensor, config), strict=True)
@@ -187,7 +140,7 @@ def _join_experts(found: dict[str, Tensor], config: ModelConfig) -> None:
     for layer in dict.fromkeys(match[1] for match in each.values()):
         stacks = []
         for part in ("gate_proj", "up_proj", "down_proj"):
-            number = config.num_experts or 0  # that may be any
+            number = getattr(config, "num_experts", 0) or 0  # that may be any
             wanted = (f"{layer}.{e}.{part}.weight" for e in range(number))
             if missing := [*islice((name for name in wanted if name not in found), 20)]:
                 raise ValueError(f"missing: {', '.join(missing)}, of {number} experts")

@@ -61,8 +61,7 @@ def _everywhere(module: nn.Module, mesh: Any, dim: int | None = None) -> None:
     placement = Replicate() if dim is None else Shard(dim)
 
     def enter(_: nn.Module, inputs: tuple[Tensor, ...], mesh: Any) -> tuple[Tensor, ...]:
-        x, *rest = inputs
-        return (DTensor.from_local(x, mesh, [placement], run_check=False), *rest)
+        return tuple(DTensor.from_local(x, mesh, [placement], run_check=False) for x in inputs)
 
     def leave(_: nn.Module, output: Any, mesh: Any) -> Tensor:
         return output.to_local()
@@ -118,8 +117,8 @@ def parallelize(model: nn.Module) -> nn.Module:
                 _everywhere(part, mesh)
     for part in (model.model.embed_tokens, model.model.norm, model.lm_head):
         _everywhere(part, mesh)
-    if hasattr(model.model, "embed_positions"):
-        _everywhere(model.model.embed_positions, mesh)
+    if model.config.positions == "learned":
+        _everywhere(model.model.embedding, mesh)
     model.tie_weights()
     groups = model.config.num_key_value_heads // size
     model.make_cache = partial(model.make_cache, num_kv_heads=groups)  # type: ignore[method-assign]

@@ -8,8 +8,8 @@ from family_checkpoints import CONFIGS
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minillm.config import ModelConfig
-from minillm.pretrained.families import _KINDS, _ROPE_KINDS, _SPELLING, ARCHITECTURES
+from minillm.config import FAMILIES, SCALING, ModelConfig, family_of
+from minillm.pretrained.families import _KINDS
 from minillm.pretrained.load import from_pretrained
 from minillm.pretrained.presets import PRESETS
 
@@ -20,16 +20,17 @@ SMALL |= {"intermediate_size": 48, "model_type": "llama", "rope_theta": 1e4}
 
 KEYS = {
     *_KINDS,
-    *_ROPE_KINDS,
-    *(theirs for pairs in _SPELLING.values() for theirs in pairs.values()),
+    *SCALING,
+    *(key for kind in FAMILIES for key in (family_of(kind).config or ModelConfig).kinds),
+    *(theirs for kind in FAMILIES for theirs in family_of(kind).spelling.values()),
 }
 KEYS |= {key for file in FILES for key in file}
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8)
 SCALARS |= st.sampled_from([0, 1, 2, 64, 2**31, 10**30, 5000 * "9", "linear", "dynamic", "llama3"])
 SCALARS |= st.sampled_from(["yarn", "default", "silu", "full_attention", "sliding_attention"])
-TABLES = st.dictionaries(st.sampled_from(sorted(_ROPE_KINDS)) | st.text(max_size=4), SCALARS)
+TABLES = st.dictionaries(st.sampled_from(sorted(SCALING)) | st.text(max_size=4), SCALARS)
 VALUES = SCALARS | st.lists(SCALARS, max_size=3) | TABLES
-VALUES |= st.sampled_from([*ARCHITECTURES, [[1]], {"a": {"b": []}}, [{}]])
+VALUES |= st.sampled_from([*FAMILIES, [[1]], {"a": {"b": []}}, [{}]])
 CHANGES = st.dictionaries(st.sampled_from(sorted(KEYS)), VALUES, max_size=4)
 
 
@@ -81,7 +82,7 @@ def test_what_was_written_is_read_as_the_same(file):
     ],
 )
 def test_values_of_the_wrong_kind_are_named(change, message, tmp_path):
-    names = _SPELLING.get(change.get("model_type", "llama") if "n_inner" in change else "", {})
+    names = family_of("gpt2").spelling if "n_inner" in change else {}
     data = {names.get(k, k): v for k, v in SMALL.items()} | change
     (tmp_path / "config.json").write_text(json.dumps(data), encoding="utf-8")
     with pytest.raises(ValueError, match=message):

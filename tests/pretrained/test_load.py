@@ -412,8 +412,6 @@ def test_saving_removes_its_own_old_files_and_no_others(checkpoint, tmp_path):
 @pytest.mark.parametrize(
     ("family", "change", "lost"),
     [
-        ("llama", {"rope_interleave": True}, "rope_interleave=True"),
-        ("llama", {"parallel_attn": True, "num_ln_in_parallel_attn": 2}, "parallel_attn=True"),
         ("gpt2", {"num_key_value_heads": 2}, "num_key_value_heads=2"),
         ("qwen2", {"head_dim": 16}, "head_dim=16"),
         ("mistral", {"attention_bias": True}, "attention_bias=True"),

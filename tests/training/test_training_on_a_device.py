@@ -87,7 +87,7 @@ def test_experts_with_balance(family):
         trainer.balance = RouterBalance(trainer.model, **options)
 
     waits = trained_there(model, 1e-6, before=balance)
-    layers = sum(model.config.is_sparse(i) for i in range(2))
+    layers = sum(map(getattr(model.config, "is_sparse", lambda layer: False), range(2)))
     assert waits == {"item": 2, "tolist": layers}
 
 
