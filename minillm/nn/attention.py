@@ -16,7 +16,6 @@ __all__ = [
     "attention_weights",
     "build_mask",
     "causal_mask",
-    "fold_heads",
     "repeat_kv",
     "softmax",
     "upcast",
@@ -189,48 +188,6 @@ def _shapes(q: Tensor, k: Tensor, v: Tensor) -> str:
     return f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
 
 
-def fold_heads(x: Tensor, groups: int) -> Tensor:
-    """(B, H, T, D) -> (B, G, H/G * T, D): heads that share a key head as rows of one matrix."""
-    return x.reshape(*x.shape[:1], groups, x.shape[1] // groups * x.shape[2], x.shape[3])
-
-
-def _sdpa(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: Tensor | None,
-    bias: Tensor | None,
-    is_causal: bool,
-    scale: float,
-    dropout_p: float,
-) -> Tensor:
-    if q.dtype == torch.bfloat16 and q.is_cpu and torch.is_grad_enabled():
-        from minillm.nn.flash import products, products_are_quicker
-
-        if products_are_quicker(q, k, v, mask, bias, is_causal, dropout_p):
-            return products(q, k, v, is_causal, scale)
-    if is_causal and not (mask is None and bias is None and q.shape[2] == k.shape[2]):
-        mask, is_causal = with_causal(mask, q, k), False
-    if bias is not None:
-        bias = bias if q.is_cpu else bias.to(q.dtype)  # a GPU's kernels want one type
-        mask = bias if mask is None else bias.masked_fill(~mask, -torch.inf)
-    (B, H, T, D), G, E = q.shape, k.shape[1], v.shape[3]
-    if T > 1 and E < D and not q.is_cuda:  # flash on a CPU wants values as wide as keys
-        v = F.pad(v, (0, D - E))
-    if H > G and T == 1:  # one query a head: the heads of a group become the queries of one head
-        q = fold_heads(q, G)
-        if mask is not None and mask.shape[1] > 1:
-            mask = mask.reshape(mask.shape[0], G, H // G, mask.shape[3])
-    elif H > G and not q.is_cpu and (mask is not None or E != D):
-        k, v = repeat_kv(k, H // G), repeat_kv(v, H // G)  # else CUDA falls back to the formula
-    out = F.scaled_dot_product_attention(
-        q, k, v, attn_mask=mask, dropout_p=dropout_p, is_causal=is_causal, scale=scale,
-        enable_gqa=q.shape[1] > k.shape[1],
-    )  # fmt: skip
-    out = out if out.shape[1] == H else out.reshape(B, H, T, E)
-    return out if out.shape[3] == E else out[..., :E]
-
-
 def attention(
     q: Tensor,
     k: Tensor,
@@ -260,13 +217,16 @@ def attention(
     mask, bias = _check_arguments(q, k, v, mask, bias, is_causal, dropout_p)
     is_causal = is_causal and q.shape[2] > 1  # a single query, the last, may read every key
     scale = q.shape[3] ** -0.5 if scale is None else scale
-    if backend == "sdpa":
-        return _sdpa(q, k, v, mask, bias, is_causal, scale, dropout_p)
-    if backend == "tiled":
-        from minillm.nn.flash import tiled_attention
+    if backend == "eager":
+        probs = F.dropout(_probs(q, k, mask, bias, is_causal, scale), dropout_p)
+        return (probs @ upcast(repeat_kv(v, q.shape[1] // v.shape[1]))).to(q.dtype)
+    plain = q.shape[1] == k.shape[1] and q.shape[3] == v.shape[3] and bias is None
+    if backend == "sdpa" and plain and q.dtype != torch.bfloat16:
+        if is_causal and (mask is not None or q.shape[2] < k.shape[2]):
+            mask, is_causal = with_causal(mask, q, k), False
+        return F.scaled_dot_product_attention(
+            q, k, v, attn_mask=mask, dropout_p=dropout_p, is_causal=is_causal, scale=scale
+        )
+    from minillm.nn.fused import find_backend
 
-        return tiled_attention(q, k, v, mask, bias, is_causal, scale, dropout_p)
-    if backend != "eager":
-        raise ValueError(f"backend must be one of ['eager', 'sdpa', 'tiled'], got {backend!r}")
-    probs = F.dropout(_probs(q, k, mask, bias, is_causal, scale), dropout_p)
-    return (probs @ upcast(repeat_kv(v, q.shape[1] // v.shape[1]))).to(q.dtype)
+    return find_backend(backend)(q, k, v, mask, bias, is_causal, scale, dropout_p)
