@@ -16,10 +16,12 @@ if TYPE_CHECKING:
 __all__ = [
     "check_attention",
     "check_causal",
+    "check_input",
     "check_mask",
     "check_number",
     "check_one_of",
     "check_positions",
+    "check_sizes",
     "check_texts",
     "check_utf8",
     "quoted",
@@ -99,6 +101,19 @@ def check_mask(mask: Tensor | None, name: str = "attention_mask") -> None:
     if mask is not None and (mask.is_floating_point() or mask.is_complex()):
         wanted = "bool or an integer type: 1 is a token, 0 is padding"
         raise ValueError(f"{name} is {mask.dtype}; it must be {wanted}")
+
+
+def check_sizes(**sizes: int | None) -> None:
+    """Raises: ValueError that names the first size below 1; None is no size."""
+    for name, size in sizes.items():
+        if size is not None and size < 1:
+            raise ValueError(f"{name} must be at least 1, not {size}")
+
+
+def check_input(x: Tensor, hidden_size: int) -> None:
+    """Raises: ValueError unless x is (B, T, hidden_size)."""
+    if x.ndim != 3 or x.shape[-1] != hidden_size:
+        raise ValueError(f"x has shape {tuple(x.shape)}, expected (B, T, {hidden_size})")
 
 
 def check_causal(num_queries: int, num_keys: int) -> None:
