@@ -34,11 +34,11 @@ def _softmax(scores: Tensor, dim: int = -1) -> Tensor:
     return torch.softmax(scores, dim).nan_to_num(0.0)
 
 
-class _ShortCutError(Exception):
-    pass
+class ShortCutError(Exception):
+    """Whose attention was called."""
 
 
-class _NoShortCut(TorchFunctionMode):
+class NoShortCut(TorchFunctionMode):
     """Refuses the package's attention and PyTorch's own; the package's masks are no attention."""
 
     def __torch_function__(
@@ -48,10 +48,10 @@ class _NoShortCut(TorchFunctionMode):
         while frame is not None and frame.f_globals.get("__name__") != __name__:
             package = frame.f_globals.get("__name__") == "minillm.nn.attention"
             if package and frame.f_code.co_name in ("attention", "attention_weights"):
-                raise _ShortCutError("the package's")
+                raise ShortCutError("the package's")
             frame = frame.f_back
         if "attention" in getattr(function, "__name__", ""):
-            raise _ShortCutError("PyTorch's")
+            raise ShortCutError("PyTorch's")
         return function(*args, **(kwargs or {}))
 
 
@@ -66,9 +66,9 @@ def _attend_causally(answer: Callable[[Tensor, Tensor, Tensor], Tensor]) -> str 
         q, k = (torch.randn(n, D, generator=generator) * size for n in (T, S))
         v = torch.randn(S, 3, generator=generator)
         try:
-            with _NoShortCut():
+            with NoShortCut():
                 out = answer(q.clone(), k.clone(), v.clone())
-        except _ShortCutError as whose:
+        except ShortCutError as whose:
             return f"{whose} attention does it for you: write it with basic operations"
         except NotImplementedError:  # a RuntimeError, and a stub
             raise

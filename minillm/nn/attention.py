@@ -167,7 +167,7 @@ def attention(
         return (F.dropout(weights, dropout_p) @ v).to(q.dtype)
     plain = q.shape[1] == k.shape[1] and q.shape[3] == v.shape[3] and bias is None
     if backend == "sdpa" and plain and q.dtype != torch.bfloat16:
-        if is_causal and (mask is not None or q.shape[2] < k.shape[2]):  # theirs: the first keys
+        if is_causal and (mask is not None or q.shape[2] < k.shape[2]):  # its own begins at key 0
             mask, is_causal = with_causal(mask, q, k), False
         return F.scaled_dot_product_attention(
             q, k, v, attn_mask=mask, dropout_p=dropout_p, is_causal=is_causal, scale=scale
