@@ -151,20 +151,21 @@ def check_attention(
 
     Raises: ValueError with the offending values if shapes or types do not fit.
     """
-    import torch  # who checks a text needs none
-
-    shapes = f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
     if not (q.ndim == k.ndim == v.ndim == 4):
-        raise ValueError(f"q, k, v must be (batch, heads, positions, size), got {shapes}")
+        raise ValueError(f"q, k, v must be (batch, heads, positions, size), got {_shapes(q, k, v)}")
     (B, H, T, D), (_, G, S, _) = q.shape, k.shape
     if k.shape != (B, G, S, D) or v.shape[:3] != (B, G, S) or G == 0 or H % G:
-        raise ValueError(f"batch, heads, positions or sizes do not fit: {shapes}")
+        raise ValueError(f"batch, heads, positions or sizes do not fit: {_shapes(q, k, v)}")
     if not (q.dtype == k.dtype == v.dtype and q.is_floating_point()):
         raise ValueError(f"q, k, v must have one float dtype, got {q.dtype}, {k.dtype}, {v.dtype}")
     if is_causal:
         check_causal(T, S)
     if not 0.0 <= dropout_p < 1.0:
         raise ValueError(f"dropout_p must be in [0, 1), got {dropout_p}")
+    if mask is None and bias is None:
+        return None, None
+    import torch  # who checks a text needs none
+
     if mask is not None:
         if mask.dtype != torch.bool:
             raise ValueError(f"mask must be bool, True where a query may read, got {mask.dtype}")
@@ -182,3 +183,7 @@ def _four_dimensions(name: str, x: Tensor, target: tuple[int, ...]) -> Tensor:
     if x.ndim > 4 or not all(size in (1, wanted) for size, wanted in sizes):
         raise ValueError(f"{name} {tuple(x.shape)} does not broadcast to {target}")
     return x if x.ndim == 4 else x[(None,) * (4 - x.ndim)]
+
+
+def _shapes(q: Tensor, k: Tensor, v: Tensor) -> str:
+    return f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"

@@ -165,8 +165,8 @@ def attention(
         )
         v = upcast(repeat_kv(v, q.shape[1] // v.shape[1]))
         return (F.dropout(weights, dropout_p) @ v).to(q.dtype)
-    plain = q.shape[1] == k.shape[1] and q.shape[3] == v.shape[3] and bias is None
-    if backend == "sdpa" and plain and q.dtype != torch.bfloat16:
+    alike = q.shape[1] == k.shape[1] and q.shape[3] == v.shape[3]
+    if backend == "sdpa" and alike and bias is None and q.dtype != torch.bfloat16:
         if is_causal and (mask is not None or q.shape[2] < k.shape[2]):  # its own begins at key 0
             mask, is_causal = with_causal(mask, q, k), False
         return F.scaled_dot_product_attention(

@@ -38,9 +38,9 @@ def products_are_quicker(
     dropout_p: float,
 ) -> bool:
     """Is a CPU about to train in bfloat16, on short rows, with no rule but causality?"""
-    T, S = q.shape[2], k.shape[2]
-    if not q.is_cpu or q.dtype != torch.bfloat16 or not _MULTIPLIES_BFLOAT16:
+    if q.dtype != torch.bfloat16 or not (q.is_cpu and _MULTIPLIES_BFLOAT16):
         return False
+    T, S = q.shape[2], k.shape[2]
     recorded = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
     plain = mask is None and bias is None and not dropout_p
     return recorded and plain and max(T, S) <= 512 and (T == S or not is_causal)
