@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
+import sys
 from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 import torch
@@ -31,18 +34,24 @@ def _softmax(scores: Tensor, dim: int = -1) -> Tensor:
     return torch.softmax(scores, dim).nan_to_num(0.0)
 
 
-class _ShortCutError(Exception):
-    pass
+class ShortCutError(Exception):
+    """Whose attention was called."""
 
 
-class _NoShortCut(TorchFunctionMode):
-    """Refuses PyTorch's own attention."""
+class NoShortCut(TorchFunctionMode):
+    """Refuses the package's attention and PyTorch's own; the package's masks are no attention."""
 
     def __torch_function__(
         self, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None
     ) -> Any:
+        frame: FrameType | None = sys._getframe(1)  # who asked for this operation
+        while frame is not None and frame.f_globals.get("__name__") != __name__:
+            package = frame.f_globals.get("__name__") == "minillm.nn.attention"
+            if package and frame.f_code.co_name in ("attention", "attention_weights"):
+                raise ShortCutError("the package's")
+            frame = frame.f_back
         if "attention" in getattr(function, "__name__", ""):
-            raise _ShortCutError
+            raise ShortCutError("PyTorch's")
         return function(*args, **(kwargs or {}))
 
 
@@ -57,10 +66,10 @@ def _attend_causally(answer: Callable[[Tensor, Tensor, Tensor], Tensor]) -> str 
         q, k = (torch.randn(n, D, generator=generator) * size for n in (T, S))
         v = torch.randn(S, 3, generator=generator)
         try:
-            with _NoShortCut():
+            with NoShortCut():
                 out = answer(q.clone(), k.clone(), v.clone())
-        except _ShortCutError:
-            return "PyTorch's attention does it for you: write it with basic operations"
+        except ShortCutError as whose:
+            return f"{whose} attention does it for you: write it with basic operations"
         except NotImplementedError:  # a RuntimeError, and a stub
             raise
         except (RuntimeError, IndexError) as error:
@@ -94,6 +103,7 @@ def _attend_causally(answer: Callable[[Tensor, Tensor, Tensor], Tensor]) -> str 
             (result(raw / D, late), "the scores are divided by D, not by its square root"),
             (result(raw / S**0.5, late), "divide by the root of D, the size of a query, not of S"),
             (result(raw / T**0.5, late), "divide by the root of D, the size of a query, not of T"),
+            (result(raw / 3**0.5, late), "divide by the root of D, the size of a query, not of E"),
             ((probs * ~late) @ v, "the mask comes after softmax: the weights do not sum to 1"),
             (columns @ v, "softmax runs along the queries: each row of weights should sum to 1"),
             ((raw / D**0.5).masked_fill(late, 0) @ v, "softmax is missing"),
@@ -184,36 +194,54 @@ def _mended(answer: Callable[..., Tensor]) -> str | None:
     if finding := wrong_form(out, (3, 6, 4), "the result", torch.float32):
         return finding
 
-    def variant(root: float, dim: int, late: bool) -> Tensor:
-        scores, readable = q @ k.mT / root, real[:, None, :]
+    def result(
+        divisor: float = 2, dim: int = -1, late: bool = False, rule: Tensor = real[:, None, :]
+    ) -> Tensor:
+        scores = q @ k.mT / divisor
         if late:
-            return (torch.softmax(scores, dim) * readable) @ v
-        return _softmax(scores.masked_fill(~readable, -torch.inf), dim) @ v
+            return (torch.softmax(scores, dim) * rule) @ v
+        return _softmax(scores.masked_fill(~rule, -torch.inf), dim) @ v
 
-    right = variant(2, -1, False)
-    if close(out[:2], right[:2]) and out[2].isnan().any():
-        return "a row without any word should give zeros, but gives NaN"
-    if close(out[:2], right[:2]) and not close(out[2], right[2]):
-        return "a row without any word should give zeros, but it reads the padding"
-    if close(out, right):
+    def same(wanted: Tensor, rows: Tensor) -> bool:
+        return close(out[rows].nan_to_num(), wanted[rows].nan_to_num())
+
+    if close(out[real], result()[real]):
+        if out[2].isnan().any():
+            return "a text without any word should give zeros, but gives NaN"
+        if not close(out[2], torch.zeros(6, 4)):
+            return "a text without any word should give zeros, but it reads the padding"
         k[0, 0] = 1000 * q[0].sign().sum(0)  # a padding place that scores by far the most
         loud = answer(q.clone(), k.clone(), v.clone(), real.clone())
-        if not close(loud, variant(2, -1, False)):
+        if not close(loud[real], result()[real]):
             return "where padding has by far the largest score, too little is left to divide by"
         return None
     lines = ("the divisor", "the direction of softmax", "masking after softmax")
-    for root in (2, 6**0.5):
-        for dim in (-1, 1):
-            for late in (False, True):
-                there = [x for x, w in zip(lines, (root != 2, dim == 1, late), strict=True) if w]
-                if there and close(out[:2].nan_to_num(), variant(root, dim, late)[:2]):
-                    return f"mistakes that are still there: {', '.join(there)}"
-    both = torch.arange(6) <= torch.arange(6)[:, None]
-    scores = (q @ k.mT / 2).masked_fill(~(both & real[:, None, :]), -torch.inf)
-    if close(out[1], (_softmax(scores) @ v)[1]):
-        return "a causal mask was not asked for: every word may read every other"
-    if close(out[1], right[1]):
-        return "right without padding, wrong with it: which *keys* are padding, in which text?"
+    causal = torch.ones(6, 6, dtype=torch.bool).tril()
+    mistakes = [
+        (
+            result(6**0.5 if divisor else 2, 1 if dim else -1, late),
+            real,
+            f"mistakes that are still there: {', '.join(itertools.compress(lines, there))}",
+        )
+        for there in itertools.product((False, True), repeat=3)
+        for divisor, dim, late in [there]
+    ]
+    whole = real & real.all(1, keepdim=True)  # the text without padding
+    mistakes += [
+        (
+            result(rule=real[:, None, :] & causal),
+            whole,
+            "a causal mask was not asked for: every word may read every other",
+        ),
+        (
+            result(),
+            whole,
+            "right without padding, wrong with it: which *keys* are padding, in which text?",
+        ),
+    ]
+    for wrong, rows, message in mistakes:
+        if same(wrong, rows):
+            return message
     return "wrong even for a text without padding: compute one query with a loop and compare"
 
 

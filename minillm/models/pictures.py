@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from minillm.cache.base import KVCache
+from minillm.checks import check_input, check_sizes
 from minillm.config import ModelConfig
 from minillm.generation.decoding import generate
 from minillm.model import CausalLM, count_parameters
@@ -22,7 +23,7 @@ from minillm.models.vision import VisionConfig, VisionTransformer, check_floats
 from minillm.modes import EvalMode
 from minillm.nn.attention import attention
 from minillm.nn.layers import ACTIVATIONS, GatedMLP, RMSNorm
-from minillm.nn.multihead import check_input, check_sizes, merge_heads, split_heads
+from minillm.nn.multihead import merge_heads, split_heads
 
 __all__ = [
     "Beholder",

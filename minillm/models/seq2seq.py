@@ -17,21 +17,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from minillm.cache.base import KVCache, make_cache
-from minillm.checks import check_mask
+from minillm.checks import check_input, check_mask, check_sizes
 from minillm.generation.decoding import check_prompt, generate
 from minillm.generation.sampling import GREEDY, end_ids
 from minillm.model import count_parameters, product_dtype
 from minillm.modes import EvalMode
 from minillm.nn.attention import attention, build_mask
 from minillm.nn.layers import ACTIVATIONS, LayerNorm
-from minillm.nn.multihead import (
-    MultiHeadAttention,
-    SupportsUpdate,
-    check_input,
-    check_sizes,
-    merge_heads,
-    split_heads,
-)
+from minillm.nn.multihead import MultiHeadAttention, SupportsUpdate, merge_heads, split_heads
 
 __all__ = [
     "CrossAttention",

@@ -14,9 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from minillm.checks import check_input
 from minillm.nn.attention import attention
 from minillm.nn.layers import ACTIVATIONS, MLP, LayerNorm
-from minillm.nn.multihead import MultiHeadAttention, check_input, merge_heads, split_heads
+from minillm.nn.multihead import MultiHeadAttention, merge_heads, split_heads
 
 __all__ = [
     "AttentionPool",

@@ -11,12 +11,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from minillm.checks import check_attention, check_causal, check_positions
+
 __all__ = [
     "attention",
     "attention_weights",
     "build_mask",
     "causal_mask",
-    "fold_heads",
     "repeat_kv",
     "softmax",
     "upcast",
@@ -52,10 +53,7 @@ def causal_mask(
     Raises: ValueError if there are fewer keys than queries.
     Source: Vaswani et al. 2017, section 3.2.3; bottom-right alignment as FlashAttention 2.1.
     """
-    if num_queries > num_keys:
-        raise ValueError(
-            f"causal: fewer keys than queries ({num_queries} queries, {num_keys} keys)"
-        )
+    check_causal(num_queries, num_keys)
     ones = torch.ones(num_queries, num_keys, dtype=torch.bool, device=device)
     return ones.tril(diagonal=num_keys - num_queries)
 
@@ -77,14 +75,7 @@ def build_mask(
         any of them has a batch.
     Raises: ValueError if the window is not positive or the shapes do not fit.
     """
-    if window is not None and window < 1:
-        raise ValueError(f"window must be positive, got {window}")
-    given = [query_positions, key_positions] + ([] if key_valid is None else [key_valid])
-    batches = {x.shape[0] for x in given if x.ndim == 2}
-    fits = key_valid is None or key_valid.shape[1:] == key_positions.shape[-1:]
-    if not fits or len(batches - {1}) > 1 or any(x.ndim not in (1, 2) for x in given):
-        shapes = ", ".join(str(tuple(x.shape)) for x in given)
-        raise ValueError(f"positions of queries, of keys, key_valid do not fit: {shapes}")
+    check_positions(query_positions, key_positions, key_valid, window)
     distance = query_positions[..., :, None] - key_positions[..., None, :]
     mask = (distance >= 0) & (key_positions >= 0)[..., None, :]
     if window is not None:
@@ -105,6 +96,12 @@ def repeat_kv(x: Tensor, repeats: int) -> Tensor:
     return x if repeats == 1 else x.repeat_interleave(repeats, dim=1)
 
 
+def with_causal(mask: Tensor | None, q: Tensor, k: Tensor) -> Tensor:
+    """The mask, and no query reads a key after it; q and k are (B, H, T, ...), (B, G, S, ...)."""
+    causal = causal_mask(q.shape[2], k.shape[2], device=q.device)
+    return causal if mask is None else mask & causal
+
+
 def attention_weights(
     q: Tensor,
     k: Tensor,
@@ -120,115 +117,17 @@ def attention_weights(
     Raises: ValueError as `attention` does.
     Source: Vaswani et al. 2017, equation 1.
     """
-    mask, bias = _check_arguments(q, k, k, mask, bias, is_causal)
+    mask, bias = check_attention(q, k, k, mask, bias, is_causal)
     scale = q.shape[3] ** -0.5 if scale is None else scale
-    return _probs(q, k, mask, bias, is_causal, scale).to(q.dtype)
-
-
-def _probs(
-    q: Tensor, k: Tensor, mask: Tensor | None, bias: Tensor | None, is_causal: bool, scale: float
-) -> Tensor:
-    """Softmax of the scaled, biased and masked scores, in at least float32."""
     k = repeat_kv(k, q.shape[1] // k.shape[1])
     scores = upcast(q) @ upcast(k).mT * scale  # (B, H, T, S)
     if bias is not None:
         scores = scores + bias
-    mask = with_causal(mask, q, k) if is_causal else mask
+    if is_causal:
+        mask = with_causal(mask, q, k)
     if mask is not None:
         scores = scores.masked_fill(~mask, -torch.inf)
-    return softmax(scores, dim=-1)
-
-
-def with_causal(mask: Tensor | None, q: Tensor, k: Tensor) -> Tensor:
-    """The mask, and no query reads a key after it; q and k are (B, H, T, ...), (B, G, S, ...)."""
-    causal = causal_mask(q.shape[2], k.shape[2], device=q.device)
-    return causal if mask is None else mask & causal
-
-
-def _check_arguments(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: Tensor | None,
-    bias: Tensor | None,
-    is_causal: bool,
-    dropout_p: float = 0.0,
-) -> tuple[Tensor | None, Tensor | None]:
-    """Mask and bias with four dimensions. Raises: ValueError with the offending values."""
-    if not (q.ndim == k.ndim == v.ndim == 4):
-        raise ValueError(f"q, k, v must be (batch, heads, positions, size), got {_shapes(q, k, v)}")
-    (B, H, T, D), (_, G, S, _) = q.shape, k.shape
-    if k.shape != (B, G, S, D) or v.shape[:3] != (B, G, S) or G == 0 or H % G:
-        raise ValueError(f"batch, heads, positions or sizes do not fit: {_shapes(q, k, v)}")
-    if not (q.dtype == k.dtype == v.dtype and q.is_floating_point()):
-        raise ValueError(f"q, k, v must have one float dtype, got {q.dtype}, {k.dtype}, {v.dtype}")
-    if is_causal and T > S:
-        raise ValueError(f"causal: fewer keys than queries ({T} queries, {S} keys)")
-    if not 0.0 <= dropout_p < 1.0:
-        raise ValueError(f"dropout_p must be in [0, 1), got {dropout_p}")
-    if mask is not None:
-        if mask.dtype != torch.bool:
-            raise ValueError(f"mask must be bool, True where a query may read, got {mask.dtype}")
-        mask = _four_dimensions("mask", mask, (B, H, T, S))
-    if bias is not None:
-        if not bias.is_floating_point():
-            raise ValueError(f"bias must be floating point, got {bias.dtype}")
-        wide = torch.promote_types(q.dtype, torch.float32)
-        bias = _four_dimensions("bias", bias.to(wide), (B, H, T, S))
-    return mask, bias
-
-
-def _four_dimensions(name: str, x: Tensor, target: tuple[int, ...]) -> Tensor:
-    sizes = zip(reversed(x.shape), reversed(target), strict=False)
-    if x.ndim > 4 or not all(size in (1, wanted) for size, wanted in sizes):
-        raise ValueError(f"{name} {tuple(x.shape)} does not broadcast to {target}")
-    return x if x.ndim == 4 else x[(None,) * (4 - x.ndim)]
-
-
-def _shapes(q: Tensor, k: Tensor, v: Tensor) -> str:
-    return f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
-
-
-def fold_heads(x: Tensor, groups: int) -> Tensor:
-    """(B, H, T, D) -> (B, G, H/G * T, D): heads that share a key head as rows of one matrix."""
-    return x.reshape(*x.shape[:1], groups, x.shape[1] // groups * x.shape[2], x.shape[3])
-
-
-def _sdpa(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: Tensor | None,
-    bias: Tensor | None,
-    is_causal: bool,
-    scale: float,
-    dropout_p: float,
-) -> Tensor:
-    if q.dtype == torch.bfloat16 and q.is_cpu and torch.is_grad_enabled():
-        from minillm.nn.flash import products, products_are_quicker
-
-        if products_are_quicker(q, k, v, mask, bias, is_causal, dropout_p):
-            return products(q, k, v, is_causal, scale)
-    if is_causal and not (mask is None and bias is None and q.shape[2] == k.shape[2]):
-        mask, is_causal = with_causal(mask, q, k), False
-    if bias is not None:
-        bias = bias if q.is_cpu else bias.to(q.dtype)  # a GPU's kernels want one type
-        mask = bias if mask is None else bias.masked_fill(~mask, -torch.inf)
-    (B, H, T, D), G, E = q.shape, k.shape[1], v.shape[3]
-    if T > 1 and E < D and not q.is_cuda:  # flash on a CPU wants values as wide as keys
-        v = F.pad(v, (0, D - E))
-    if H > G and T == 1:  # one query a head: the heads of a group become the queries of one head
-        q = fold_heads(q, G)
-        if mask is not None and mask.shape[1] > 1:
-            mask = mask.reshape(mask.shape[0], G, H // G, mask.shape[3])
-    elif H > G and not q.is_cpu and (mask is not None or E != D):
-        k, v = repeat_kv(k, H // G), repeat_kv(v, H // G)  # else CUDA falls back to the formula
-    out = F.scaled_dot_product_attention(
-        q, k, v, attn_mask=mask, dropout_p=dropout_p, is_causal=is_causal, scale=scale,
-        enable_gqa=q.shape[1] > k.shape[1],
-    )  # fmt: skip
-    out = out if out.shape[1] == H else out.reshape(B, H, T, E)
-    return out if out.shape[3] == E else out[..., :E]
+    return softmax(scores, dim=-1).to(q.dtype)
 
 
 def attention(
@@ -257,16 +156,22 @@ def attention(
     Raises: ValueError if shapes or types do not fit, or if causal with T > S.
     Source: Vaswani et al. 2017, equation 1.
     """
-    mask, bias = _check_arguments(q, k, v, mask, bias, is_causal, dropout_p)
+    mask, bias = check_attention(q, k, v, mask, bias, is_causal, dropout_p)
     is_causal = is_causal and q.shape[2] > 1  # a single query, the last, may read every key
     scale = q.shape[3] ** -0.5 if scale is None else scale
-    if backend == "sdpa":
-        return _sdpa(q, k, v, mask, bias, is_causal, scale, dropout_p)
-    if backend == "tiled":
-        from minillm.nn.flash import tiled_attention
+    if backend == "eager":
+        weights = attention_weights(
+            upcast(q), upcast(k), mask=mask, bias=bias, is_causal=is_causal, scale=scale
+        )
+        v = upcast(repeat_kv(v, q.shape[1] // v.shape[1]))
+        return (F.dropout(weights, dropout_p) @ v).to(q.dtype)
+    alike = q.shape[1] == k.shape[1] and q.shape[3] == v.shape[3]
+    if backend == "sdpa" and alike and bias is None and q.dtype != torch.bfloat16:
+        if is_causal and (mask is not None or q.shape[2] < k.shape[2]):  # its own begins at key 0
+            mask, is_causal = with_causal(mask, q, k), False
+        return F.scaled_dot_product_attention(
+            q, k, v, attn_mask=mask, dropout_p=dropout_p, is_causal=is_causal, scale=scale
+        )
+    from minillm.nn.fused import find_backend
 
-        return tiled_attention(q, k, v, mask, bias, is_causal, scale, dropout_p)
-    if backend != "eager":
-        raise ValueError(f"backend must be one of ['eager', 'sdpa', 'tiled'], got {backend!r}")
-    probs = F.dropout(_probs(q, k, mask, bias, is_causal, scale), dropout_p)
-    return (probs @ upcast(repeat_kv(v, q.shape[1] // v.shape[1]))).to(q.dtype)
+    return find_backend(backend)(q, k, v, mask, bias, is_causal, scale, dropout_p)

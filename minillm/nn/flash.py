@@ -1,7 +1,6 @@
 """Attention without the (T, S) matrix: softmax in one pass, and attention in tiles, both ways.
 
-Memory is linear in the length, forward and backward. Beside them two plain products, which train
-quicker than PyTorch's kernel in bfloat16 on some CPUs. Explained in deeper/03_flash_attention.
+Memory is linear in the length, forward and backward. Explained in deeper/03_flash_attention.
 """
 
 # Built from notebooks/deeper/03_flash_attention.ipynb: edit there, then make build.
@@ -13,9 +12,10 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-from minillm.nn.attention import build_mask, causal_mask, fold_heads, upcast
+from minillm.nn.attention import build_mask, upcast
+from minillm.nn.fused import fold_heads
 
-__all__ = ["online_softmax", "products", "products_are_quicker", "tiled_attention"]
+__all__ = ["online_softmax", "tiled_attention"]
 
 
 def online_softmax(x: Tensor, *, block_size: int = 1) -> Tensor:
@@ -164,42 +164,3 @@ def tiled_attention(
     if dropout_p:
         raise ValueError(f"the tiled backend has no dropout, got dropout_p={dropout_p}")
     return _TiledAttention.apply(q, k, v, mask, bias, is_causal, scale)
-
-
-# The products won only where the processor has this instruction; an older torch does not say.
-_CAPABILITIES: dict[str, bool] = getattr(torch.cpu, "get_capabilities", dict)()
-
-_MULTIPLIES_BFLOAT16 = _CAPABILITIES.get("avx512_bf16", False)
-
-
-def products_are_quicker(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: Tensor | None,
-    bias: Tensor | None,
-    is_causal: bool,
-    dropout_p: float,
-) -> bool:
-    """Is a CPU about to train in bfloat16, on short rows, with no rule but causality?"""
-    T, S = q.shape[2], k.shape[2]
-    if not q.is_cpu or q.dtype != torch.bfloat16 or not _MULTIPLIES_BFLOAT16:
-        return False
-    recorded = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
-    plain = mask is None and bias is None and not dropout_p
-    return recorded and plain and max(T, S) <= 512 and (T == S or not is_causal)
-
-
-def products(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float) -> Tensor:
-    """Attention as two products of all heads at once, the weights (T, S) kept in bfloat16.
-
-    Not for float16, in which a score may overflow.
-    """
-    (B, H, T, _), G, S = q.shape, k.shape[1], k.shape[2]
-    q, k, v = fold_heads(q, G).flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1)
-    future = q.new_zeros(T, S)
-    if is_causal:
-        future.masked_fill_(~causal_mask(T, S, device=q.device), -torch.inf)
-    with torch.autocast("cpu", enabled=False):  # else softmax would be in float32, and slower
-        scores = torch.baddbmm(future.repeat(H // G, 1), q, k.mT, alpha=scale)
-        return torch.bmm(torch.softmax(scores, -1), v).reshape(B, H, T, v.shape[2])

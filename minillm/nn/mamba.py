@@ -18,8 +18,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from minillm.cache.base import CacheLayer, KVCache, make_cache
+from minillm.checks import check_input
 from minillm.nn.layers import ACTIVATIONS
-from minillm.nn.multihead import check_input
 
 __all__ = [
     "GatedRMSNorm",

@@ -13,8 +13,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from minillm.checks import check_input, check_sizes
 from minillm.nn.attention import attention, with_causal
-from minillm.nn.multihead import SupportsUpdate, check_input, check_sizes, merge_heads, split_heads
+from minillm.nn.multihead import SupportsUpdate, merge_heads, split_heads
 
 __all__ = [
     "MultiHeadLatentAttention",

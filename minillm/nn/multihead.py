@@ -11,16 +11,10 @@ from typing import Protocol
 
 from torch import Tensor, nn
 
+from minillm.checks import check_input, check_sizes
 from minillm.nn.attention import attention
 
-__all__ = [
-    "MultiHeadAttention",
-    "SupportsUpdate",
-    "check_input",
-    "check_sizes",
-    "merge_heads",
-    "split_heads",
-]
+__all__ = ["MultiHeadAttention", "SupportsUpdate", "merge_heads", "split_heads"]
 
 
 def split_heads(x: Tensor, num_heads: int) -> Tensor:
@@ -46,19 +40,6 @@ class SupportsUpdate(Protocol):
     """One layer's cache: takes the new keys and values, gives back all of them."""
 
     def update(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]: ...
-
-
-def check_input(x: Tensor, hidden_size: int) -> None:
-    """Raises: ValueError unless x is (B, T, hidden_size)."""
-    if x.ndim != 3 or x.shape[-1] != hidden_size:
-        raise ValueError(f"x has shape {tuple(x.shape)}, expected (B, T, {hidden_size})")
-
-
-def check_sizes(**sizes: int | None) -> None:
-    """Raises: ValueError that names the first size below 1; None is no size."""
-    for name, size in sizes.items():
-        if size is not None and size < 1:
-            raise ValueError(f"{name} must be at least 1, not {size}")
 
 
 class MultiHeadAttention(nn.Module):

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from minillm.exercises import grade
-from minillm.nn.attention import causal_mask, softmax
+from minillm.nn.attention import attention, attention_weights, causal_mask, softmax
 
 
 def attend(q, k, v, root=None, mask=None, dim=-1):
@@ -43,6 +43,14 @@ def attend_renormalised(q, k, v):
 
 def attend_for_me(q, k, v):
     return F.scaled_dot_product_attention(q, k, v, attn_mask=causal_mask(len(q), len(k)))
+
+
+def attend_by_the_package(q, k, v):
+    return attention(q[None, None], k[None, None], v[None, None], is_causal=True)[0, 0]
+
+
+def weigh_by_the_package(q, k, v):
+    return attention_weights(q[None, None], k[None, None], is_causal=True)[0, 0] @ v
 
 
 def corner(q, k):
@@ -104,6 +112,11 @@ def large_negative(q, k, v, real):
     return torch.softmax(scores, -1) @ v
 
 
+def mended_with_other_padding(*x):
+    """What padding itself gets back does not matter."""
+    return mended(*x) + 5 * (~x[3] & x[3].any(1, keepdim=True))[:, :, None]
+
+
 def mended_by_large_negative(*x):
     """A row without any word reads evenly, and is then set to zero."""
     return large_negative(*x) * x[3].any(1)[:, None, None]
@@ -150,7 +163,12 @@ RIGHT = {
     "03.4": mended,
     "03.5": circle,
 }
-MORE_RIGHT = [("03.1", attend_by_loop), ("03.4", mended_by_large_negative), ("03.5", bits)]
+MORE_RIGHT = [
+    ("03.1", attend_by_loop),
+    ("03.4", mended_by_large_negative),
+    ("03.4", mended_with_other_padding),
+    ("03.5", bits),
+]
 
 
 WRONG = [
@@ -168,6 +186,9 @@ WRONG = [
     ("03.1", lambda q, k, v: attend(q, k, v, mask=causal_mask(len(q), len(q))), "it raised"),
     ("03.1", attend_renormalised, "a mask after softmax, which can leave"),
     ("03.1", attend_for_me, "PyTorch's attention does it for you"),
+    ("03.1", attend_by_the_package, "the package's attention does it for you"),
+    ("03.1", weigh_by_the_package, "the package's attention does it for you"),
+    ("03.1", lambda q, k, v: attend(q, k, v, root=v.shape[1] ** 0.5), "not of E"),
     ("03.1", lambda q, k, v: attend(q, k, v).mT, "should have shape (5, 3)"),
     ("03.2", {**PREDICTIONS, "score of query 2 with key 3": 20}, "dot product of the two rows"),
     ("03.2", {**PREDICTIONS, "True entries of causal_mask(2, 5)": 3}, "the one before?"),

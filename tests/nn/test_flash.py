@@ -63,7 +63,7 @@ def no_flash(monkeypatch):
     def refuse(*args, **options):
         raise AssertionError("PyTorch's kernel was asked")
 
-    monkeypatch.setattr("minillm.nn.flash._MULTIPLIES_BFLOAT16", True)
+    monkeypatch.setattr("minillm.nn.fused._MULTIPLIES_BFLOAT16", True)
     monkeypatch.setattr(F, "scaled_dot_product_attention", refuse)
 
 
@@ -162,7 +162,7 @@ def test_products_only_where_the_processor_multiplies_bfloat16(no_flash, monkeyp
     attention(*inputs, is_causal=True)
     with torch.no_grad(), pytest.raises(AssertionError):
         attention(*inputs, is_causal=True)
-    monkeypatch.setattr("minillm.nn.flash._MULTIPLIES_BFLOAT16", False)
+    monkeypatch.setattr("minillm.nn.fused._MULTIPLIES_BFLOAT16", False)
     with pytest.raises(AssertionError):
         attention(*inputs, is_causal=True)
 
