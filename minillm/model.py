@@ -20,7 +20,7 @@ from minillm.config import ModelConfig
 from minillm.nn.attention import build_mask
 from minillm.nn.layers import MLP, DecoderLayer, GatedMLP, LayerNorm, RMSNorm
 from minillm.nn.multihead import MultiHeadAttention
-from minillm.nn.rope import PartialRotation, RotaryEmbedding, Rotation
+from minillm.nn.rope import RotaryEmbedding, Rotation
 
 __all__ = [
     "LLAMA",
@@ -133,6 +133,8 @@ class Decoder(nn.Module):
         x = self.embed(input_ids, position_ids)  # (B, T, C)
         rope = None if self.rotary is None else self.rotary(position_ids)
         if rope is not None and self.config.partial_rotary_factor < 1:
+            from minillm.nn.rope_layouts import PartialRotation
+
             rope = PartialRotation(rope)
         return self.transform(x, rope, position_ids, mask, is_causal, cache)
 
