@@ -50,6 +50,7 @@ DEEPER = [
         "10  families · fast decoding · exact targets ·\n      GGUF files · chat · a real model",
     ),
     (8.95, "07  gradients · optimizers · data sources ·\n      runs that survive · many processes"),
+    (7.75, "06  norms and activations"),
     (7.0, "03  flash attention"),
     (6.3, "08  serving caches · roofline"),
     (5.55, "05  long contexts"),

@@ -196,25 +196,27 @@ def _bare(x: Tensor, f: Callable[[Tensor], Tensor], g: Callable[[Tensor], Tensor
     return x + g(x)
 
 
-PREDICTED: dict[str, bool | int] = {
-    "RMSNorm(3 x) equals RMSNorm(x)": True,
-    "RMSNorm(x + 5) equals RMSNorm(x)": False,
-    "LayerNorm(x + 5) equals LayerNorm(x)": True,
-    "LayerNorm of a token changes with its neighbours": False,
-    "if every branch gives 0, a pre-norm layer gives x": True,
-    "if every branch gives 0, a post-norm layer gives x": False,
-    "width for C = 96, multiple of 64": 256,
-    "width for C = 96, multiple of 100": 300,
-}
-WHY = {
-    "RMSNorm(3 x) equals RMSNorm(x)": "by what is 3 x divided?",
-    "RMSNorm(x + 5) equals RMSNorm(x)": "does RMSNorm subtract anything?",
-    "LayerNorm(x + 5) equals LayerNorm(x)": "what does LayerNorm do to the mean?",
-    "LayerNorm of a token changes with its neighbours": "over which direction is its mean taken?",
-    "if every branch gives 0, a pre-norm layer gives x": "is anything done to the stream itself?",
-    "if every branch gives 0, a post-norm layer gives x": "where does its norm stand?",
-    "width for C = 96, multiple of 64": "8/3 of 96 is 256; which multiples of 64 are near?",
-    "width for C = 96, multiple of 100": "8/3 of 96 is 256, and the rule rounds up",
+PREDICTED: dict[str, tuple[bool | int, str]] = {  # each with what to ask oneself again
+    "RMSNorm(3 x) equals RMSNorm(x)": (True, "by what is 3 x divided?"),
+    "RMSNorm(x + 5) equals RMSNorm(x)": (False, "does RMSNorm subtract anything?"),
+    "LayerNorm(x + 5) equals LayerNorm(x)": (True, "what does LayerNorm do to the mean?"),
+    "LayerNorm of a token changes with its neighbours": (
+        False,
+        "over which direction is its mean taken?",
+    ),
+    "if every branch gives 0, a pre-norm layer gives x": (
+        True,
+        "is anything done to the stream itself?",
+    ),
+    "if every branch gives 0, a post-norm layer gives x": (False, "where does its norm stand?"),
+    "width for C = 96, multiple of 64": (
+        256,
+        "8/3 of 96 is 256; which multiples of 64 are near?",
+    ),
+    "width for C = 100, multiple of 2": (
+        266,
+        "8/3 of 100 is 266.67: cut it to a whole number first",
+    ),
 }
 
 
@@ -226,17 +228,16 @@ WHY = {
 def _predict(answer: Any) -> str | None:
     if (answer := as_given(answer, PREDICTED)) is None:
         return "the answer is a dictionary with the eight lines as keys, as it was given"
-    for key, value in answer.items():
-        if value is ...:
+    wrong = []
+    for key, (wanted, why) in PREDICTED.items():
+        if answer[key] is ...:
             return f"{key}: not filled in yet"
-        if type(value) is not type(PREDICTED[key]):
-            kind = "True or False" if isinstance(PREDICTED[key], bool) else "a whole number (int)"
-            return f"{key}: write {kind}, not {value!r}"
-    wrong = [key for key, wanted in PREDICTED.items() if answer[key] != wanted]
-    if not wrong:
-        return None
-    right = len(PREDICTED) - len(wrong)
-    return f"right so far: {right} of {len(PREDICTED)}; look at '{wrong[0]}' again: {WHY[wrong[0]]}"
+        if type(answer[key]) is not type(wanted):
+            kind = "True or False" if isinstance(wanted, bool) else "a whole number (int)"
+            return f"{key}: write {kind}, not {answer[key]!r}"
+        wrong += [f"look at '{key}' again: {why}"] if answer[key] != wanted else []
+    right = f"right so far: {len(PREDICTED) - len(wrong)} of {len(PREDICTED)}"
+    return f"{right}; {wrong[0]}" if wrong else None
 
 
 class _NoAutograd(TorchFunctionMode):
@@ -249,6 +250,31 @@ class _NoAutograd(TorchFunctionMode):
             if isinstance(x, Tensor) and torch._C._functorch.is_gradtrackingtensor(x):
                 raise RuntimeError("grad")
         return func(*args, **(kwargs or {}))
+
+
+def _below(x: Tensor) -> Tensor:
+    return 0.5 * (1 + torch.erf(x / 2**0.5))
+
+
+def _bell(x: Tensor) -> Tensor:
+    return torch.exp(-(x**2) / 2) / (2 * torch.pi) ** 0.5
+
+
+GELU_MISTAKES: dict[str, Callable[[Tensor], Tensor]] = {
+    "that is only the first term: by the product rule a second one is missing": _below,
+    "the density is to be multiplied by x": lambda x: _below(x) + _bell(x),
+    "the normal density has a factor 1 / sqrt(2 pi)": lambda x: (
+        _below(x) + x * _bell(x) * (2 * torch.pi) ** 0.5
+    ),
+    "the normal density has a factor 1 / sqrt(2 pi), yours is 1 / sqrt(pi)": lambda x: (
+        _below(x) + x * _bell(x) * 2**0.5
+    ),
+    "in the density x is squared and halved: erf is given x / sqrt(2)": lambda x: (
+        _below(x) + x * torch.exp(-(x**2)) / torch.pi**0.5
+    ),
+    "the two terms are added, not subtracted": lambda x: _below(x) - x * _bell(x),
+    "that is GELU itself, the question is its derivative": lambda x: x * _below(x),
+}
 
 
 @exercise(
@@ -271,9 +297,7 @@ def _gelu_derivative(answer: Callable[[Tensor], Tensor]) -> str | None:
         return f"for {len(x)} inputs I expected as many slopes, got shape {tuple(got.shape)}"
     if got.dtype != x.dtype:
         return f"x is float64, your slopes are {str(got.dtype).removeprefix('torch.')}"
-    below = 0.5 * (1 + torch.erf(x / 2**0.5))
-    density = torch.exp(-(x**2) / 2) / (2 * torch.pi) ** 0.5
-    want = below + x * density
+    want = _below(x) + x * _bell(x)
     worst = int((got - want).abs().nan_to_num(torch.inf).argmax())
     off = (got - want).abs()[worst]
     if off < 3e-15:
@@ -283,16 +307,8 @@ def _gelu_derivative(answer: Callable[[Tensor], Tensor]) -> str | None:
             f"off by {off:.0e} at x = {x[worst]:.1f}: a small difference, float32 or a rounded "
             "constant; from the formula it is exact"
         )
-    slips = {
-        "that is only the first term: by the product rule a second one is missing": below,
-        "the density is to be multiplied by x": below + density,
-        "the normal density has a factor 1 / sqrt(2 pi)": below
-        + x * density * (2 * torch.pi) ** 0.5,
-        "the two terms are added, not subtracted": below - x * density,
-        "that is GELU itself, the question is its derivative": x * below,
-    }
-    for why, value in slips.items():
-        if torch.allclose(got, value, atol=1e-6):
+    for why, mistake in GELU_MISTAKES.items():
+        if torch.allclose(got, mistake(x), atol=1e-6):
             return why
     if torch.allclose(got, want, atol=2e-2):
         return "close, but this is the derivative of one of GELU's approximations"

@@ -11,7 +11,8 @@ from torch import Tensor
 from minillm.exercises import as_given, exercise
 from minillm.nn.attention import attention
 from minillm.nn.multihead import MultiHeadAttention
-from minillm.nn.rope import RotaryEmbedding, Rotation, half_to_interleaved, interleaved_to_half
+from minillm.nn.rope import RotaryEmbedding, Rotation
+from minillm.nn.rope_layouts import half_to_interleaved, interleaved_to_half
 from minillm.nn.rope_scaling import rope_frequencies
 
 

@@ -1,6 +1,7 @@
-"""Rotary position embedding in both layouts of pairs, and their conversion (notebook 05).
+"""Rotary position embedding (notebook 05).
 
-Frequencies that stretch to longer contexts are looked up in nn/rope_scaling.py, if a model asks.
+Stretched frequencies stand in nn/rope_scaling.py, the other layout of pairs in nn/rope_layouts.py:
+both are looked up if a model asks.
 """
 
 # Built from notebooks/05_rope.ipynb: edit there, then make build.
@@ -13,14 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-__all__ = [
-    "PartialRotation",
-    "RotaryEmbedding",
-    "Rotation",
-    "half_to_interleaved",
-    "interleaved_to_half",
-    "rope_periods",
-]
+__all__ = ["RotaryEmbedding", "Rotation", "rope_periods"]
 
 
 def rope_periods(
@@ -42,22 +36,16 @@ def rope_periods(
 class Rotation:
     """The rotation of some positions: called on queries or keys, it turns them.
 
-    `cos` and `sin` hold one entry a coordinate and carry the scaling's factor; `signed_sin` is
-    `sin`, but negative for the first of each pair: x turns into x cos + partner signed_sin, in
-    float32.
+    Number i of a head and number i + D/2 are a pair. `cos` and `sin` hold one entry a coordinate
+    and carry the scaling's factor; `signed_sin` is `sin`, but negative for the first of each pair:
+    x turns into x cos + partner signed_sin, in float32.
 
     Shape: cos, sin (B, T, D) or (1, T, D); called on (B, H, T, D) -> (B, H, T, D)
     Raises: ValueError if the input has another number of positions or another head size.
     """
 
-    def __init__(self, cos: Tensor, sin: Tensor, *, interleaved: bool = False) -> None:
-        self.cos, self.sin, self.interleaved = cos, sin, interleaved
-        # (a, b) turns into (a cos - b sin, b cos + a sin): the first of a pair takes minus sin
-        if interleaved:
-            self.signed_sin = torch.stack((-sin[..., 0::2], sin[..., 1::2]), -1).flatten(-2)
-        else:
-            first, second = sin.chunk(2, -1)
-            self.signed_sin = torch.cat((-first, second), -1)
+    def __init__(self, cos: Tensor, sin: Tensor) -> None:
+        self.cos, self.sin, self.signed_sin = cos, sin, self.signed(sin)
         self._cos, self._sin = cos.unsqueeze(1), self.signed_sin.unsqueeze(1)  # (B, 1, T, D)
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -65,11 +53,23 @@ class Rotation:
             fits = tuple(self.cos.shape[-2:])
             raise ValueError(f"input {tuple(x.shape)} does not fit a rotation of (T, D) = {fits}")
         wide = x.to(torch.promote_types(x.dtype, torch.float32))
-        if self.interleaved:
-            partner = wide.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
-        else:
-            partner = wide.roll(wide.shape[-1] // 2, -1)
-        return torch.addcmul(wide * self._cos, partner, self._sin).to(x.dtype)
+        return torch.addcmul(wide * self._cos, self.partner(wide), self._sin).to(x.dtype)
+
+    @staticmethod
+    def spread(pairs: Tensor) -> Tensor:
+        """One entry a pair becomes one a coordinate: (..., D/2) -> (..., D)."""
+        return torch.cat((pairs, pairs), -1)
+
+    @staticmethod
+    def partner(x: Tensor) -> Tensor:
+        """The other number of each number's pair."""
+        return x.roll(x.shape[-1] // 2, -1)
+
+    @staticmethod
+    def signed(sin: Tensor) -> Tensor:
+        """(a, b) turns into (a cos - b sin, b cos + a sin): the first of a pair takes minus sin."""
+        first, second = sin.chunk(2, -1)
+        return torch.cat((-first, second), -1)
 
 
 class RotaryEmbedding(nn.Module):
@@ -108,6 +108,11 @@ class RotaryEmbedding(nn.Module):
             given = read_scaling(self.scaling, base, max_position_embeddings)
             self.dynamic = given["rope_type"] == "dynamic"
             self.max_length = covered_length(given, max_position_embeddings)
+        self.rotation = Rotation
+        if interleaved:
+            from minillm.nn.rope_layouts import InterleavedRotation
+
+            self.rotation = InterleavedRotation
         frequencies, self.attention_factor = self._frequencies(None)
         self.register_buffer("inv_freq", frequencies, persistent=False)
 
@@ -118,14 +123,13 @@ class RotaryEmbedding(nn.Module):
             return 1.0 / rope_periods(self.head_dim, self.base, device=device), 1.0
         from minillm.nn.rope_scaling import rope_frequencies
 
-        return rope_frequencies(
-            self.head_dim,
-            base=self.base,
-            scaling=self.scaling,
-            max_position_embeddings=self.max_position_embeddings,
-            length=length,
-            device=device,
-        )
+        trained = self.max_position_embeddings
+        known: dict[str, Any] = {
+            "base": self.base,
+            "scaling": self.scaling,
+            "max_position_embeddings": trained,
+        }
+        return rope_frequencies(self.head_dim, **known, length=length, device=device)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "RotaryEmbedding":
         """Follow the model to another device, but not to 16 bits: those would ruin the angles."""
@@ -142,15 +146,13 @@ class RotaryEmbedding(nn.Module):
             frequencies, _ = self._frequencies(device, position_ids.max() + 1)
         elif frequencies.device != device:  # built on "meta" and never moved
             frequencies, _ = self._frequencies(device)
-        if self.interleaved:
-            frequencies = frequencies.repeat_interleave(2)
-        else:
-            frequencies = torch.cat((frequencies, frequencies))
-        angles = position_ids.unsqueeze(-1) * frequencies  # (B, T, D), float32
+        angles = position_ids.unsqueeze(-1) * self.rotation.spread(
+            frequencies
+        )  # (B, T, D), float32
         cos, sin = angles.cos(), angles.sin()
         if self.attention_factor != 1.0:
             cos, sin = cos * self.attention_factor, sin * self.attention_factor
-        return Rotation(cos, sin, interleaved=self.interleaved)
+        return self.rotation(cos, sin)
 
     def warn_beyond(self, length: int) -> None:
         """Warn, once, if a sequence is longer than training and scaling cover."""
@@ -161,37 +163,3 @@ class RotaryEmbedding(nn.Module):
                 stacklevel=2,
             )
             self.max_length = math.inf
-
-
-class PartialRotation:
-    """A rotation of the first coordinates of each head; the others stay as they are.
-
-    Shape: of a rotation of R coordinates, called on (B, H, T, D) with D >= R -> (B, H, T, D)
-    """
-
-    def __init__(self, rotation: Rotation) -> None:
-        self.rotation = rotation
-
-    def __call__(self, x: Tensor) -> Tensor:
-        R = self.rotation.cos.shape[-1]
-        return torch.cat((self.rotation(x[..., :R]), x[..., R:]), -1)
-
-
-def interleaved_to_half(weight: Tensor, num_heads: int) -> Tensor:
-    """Reorder a q or k projection: half-split pairs then give the scores of interleaved ones.
-
-    Shape: weight (H*D, C), or bias (H*D,) -> the same
-    Raises: ValueError if the rows do not make heads of even size.
-    """
-    return _heads(weight, num_heads).unflatten(1, (-1, 2)).transpose(1, 2).reshape(weight.shape)
-
-
-def half_to_interleaved(weight: Tensor, num_heads: int) -> Tensor:
-    """The inverse of `interleaved_to_half`."""
-    return _heads(weight, num_heads).unflatten(1, (2, -1)).transpose(1, 2).reshape(weight.shape)
-
-
-def _heads(weight: Tensor, num_heads: int) -> Tensor:
-    if num_heads < 1 or weight.shape[0] % (2 * num_heads):
-        raise ValueError(f"{weight.shape[0]} rows do not make {num_heads} heads of even size")
-    return weight.unflatten(0, (num_heads, -1))  # (H, D, ...)

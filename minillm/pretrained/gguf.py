@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from minillm.config import ModelConfig
-from minillm.nn.rope import interleaved_to_half
+from minillm.nn.rope_layouts import interleaved_to_half
 from minillm.nn.rope_scaling import rope_frequencies
 from minillm.pretrained.weights import check_apart
 from minillm.tokenizer.bpe import BPETokenizer

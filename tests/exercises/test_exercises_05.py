@@ -3,7 +3,8 @@
 import torch
 
 from minillm.nn.attention import attention
-from minillm.nn.rope import RotaryEmbedding, half_to_interleaved, interleaved_to_half
+from minillm.nn.rope import RotaryEmbedding
+from minillm.nn.rope_layouts import half_to_interleaved, interleaved_to_half
 from minillm.nn.rope_scaling import rope_frequencies
 
 SAME = {

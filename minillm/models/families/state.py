@@ -15,7 +15,8 @@ from minillm.checks import Kind, list_of, number, whole
 from minillm.config import Family, ModelConfig, check_shared
 from minillm.model import llama_layer, make_part
 from minillm.nn.mamba import Mamba2Mixer, MambaLayer, MambaMixer, StateSizes, check_heads
-from minillm.nn.rope import PartialRotation, RotaryEmbedding
+from minillm.nn.rope import RotaryEmbedding
+from minillm.nn.rope_layouts import PartialRotation
 
 __all__ = ["BAMBA", "MAMBA", "MAMBA2", "BambaConfig", "MambaConfig", "PartialRotary", "layer"]
 

@@ -13,7 +13,7 @@ PREDICTED = {
     "if every branch gives 0, a pre-norm layer gives x": True,
     "if every branch gives 0, a post-norm layer gives x": False,
     "width for C = 96, multiple of 64": 256,
-    "width for C = 96, multiple of 100": 300,
+    "width for C = 100, multiple of 2": 266,
 }
 
 
@@ -217,8 +217,12 @@ WRONG = [
         "where does its norm stand",
     ),
     ("06.2", {**PREDICTED, "width for C = 96, multiple of 64": 320}, "which multiples of 64"),
-    ("06.2", {**PREDICTED, "width for C = 96, multiple of 100": 200}, "the rule rounds up"),
-    ("06.2", {**PREDICTED, "width for C = 96, multiple of 100": 300.0}, "a whole number (int)"),
+    (
+        "06.2",
+        {**PREDICTED, "width for C = 100, multiple of 2": 268},
+        "cut it to a whole number first",
+    ),
+    ("06.2", {**PREDICTED, "width for C = 100, multiple of 2": 266.0}, "a whole number (int)"),
     ("06.2", {**PREDICTED, "RMSNorm(3 x) equals RMSNorm(x)": ...}, "not filled in yet"),
     ("06.2", {**PREDICTED, "RMSNorm(3 x) equals RMSNorm(x)": "yes"}, "write True or False"),
     ("06.2", [True] * 8, "a dictionary"),
