@@ -185,3 +185,14 @@ def test_a_family_that_is_not_there(monkeypatch, wrong):
     monkeypatch.setitem(FAMILIES, "mine", wrong)
     with pytest.raises(ValueError, match=f"no family '{wrong}' for mine"):
         ModelConfig(**SIZES, intermediate_size=24, model_type="mine")
+
+
+def test_a_family_of_llamas_parts_is_packed_and_another_one_of_that_name_is_not(monkeypatch):
+    """What can be packed is seen by its parts, whatever the family is called."""
+    monkeypatch.setitem(FAMILIES, "mine", Family())
+    lm = CausalLM(ModelConfig(**SIZES, intermediate_size=24, model_type="mine")).eval()
+    torch.testing.assert_close(lm.packed("linear")(ids()), lm(ids()))
+    monkeypatch.setitem(FAMILIES, "llama", Family(attention=DifferenceOfTwo))
+    lm = CausalLM(ModelConfig(**SIZES, intermediate_size=24))
+    with pytest.raises(ValueError, match=r"llama with silu cannot be packed: layers\.0\.self_attn"):
+        lm.packed()

@@ -19,12 +19,12 @@ from minillm.cache.base import CacheLayer, KVCache
 from minillm.fast.kernels import MOST_ROWS, pack_panels, panel_product, settled, step_attention
 from minillm.model import CausalLM
 from minillm.nn.attention import attention
-from minillm.nn.layers import ACTIVATIONS
+from minillm.nn.layers import ACTIVATIONS, DecoderLayer, GatedMLP, RMSNorm
+from minillm.nn.multihead import MultiHeadAttention
 from minillm.nn.rope import Rotation
 
 __all__ = [
     "CHUNK",
-    "PACKABLE",
     "PLAIN",
     "WAYS",
     "PackedLM",
@@ -37,6 +37,7 @@ __all__ = [
     "measure_ways",
     "normalize",
     "normalized_product",
+    "other_part",
     "row_norms",
     "seconds_of",
 ]
@@ -347,7 +348,25 @@ class PackedLayer(nn.Module):
 
 CHUNK = 256  # rows that go through the products after attention together
 
-PACKABLE = ("llama", "mistral", "qwen2", "qwen3")
+_NORMS = ("input_layernorm", "post_attention_layernorm")
+
+_KINDS = {"self_attn": MultiHeadAttention, "mlp": GatedMLP, **dict.fromkeys(_NORMS, RMSNorm)}
+
+
+def other_part(model: CausalLM) -> str | None:
+    """The first part that is not of the kind that is packed, as Llama's are; None if all are."""
+    from minillm.pretrained.changes import same_class
+
+    for i, layer in enumerate(model.model.layers):
+        if not same_class(type(layer), DecoderLayer):
+            return f"layers.{i} is a {type(layer).__name__}"
+        for name, kind in _KINDS.items():
+            part = getattr(layer, name)
+            if not same_class(type(part), kind) or (isinstance(part, RMSNorm) and part.offset):
+                return f"layers.{i}.{name} is {str(part).splitlines()[0].rstrip('(')}"
+    if model.model.embedding is not None or model.model.rotary is None:
+        return "its positions or embeddings are of another kind"
+    return None
 
 
 class PackedLM(CausalLM):
@@ -378,13 +397,13 @@ class PackedLM(CausalLM):
         if is_sharded(model):
             raise ValueError("this process holds only a part of the model: load it whole, in one")
         c = self.config = model.config
-        silu = ACTIVATIONS[c.hidden_act] is F.silu
-        if c.model_type not in PACKABLE or not silu:
-            given = f"{c.model_type} with {c.hidden_act}"
-            raise ValueError(f"{given} cannot be packed; {', '.join(PACKABLE)} with silu can")
         check_merged(model, "a PackedLM copies matrices")
         lost = "packed() copies matrices and would leave it out"
         check_unchanged(model, empty_model(CausalLM, c), lost, hooks=True)
+        strange = other_part(model)
+        if strange or ACTIVATIONS[c.hidden_act] is not F.silu:
+            why = strange or "only silu is computed"
+            raise ValueError(f"{c.model_type} with {c.hidden_act} cannot be packed: {why}")
         self.model, self.lm_head = model.model, model.lm_head
         self.packed_layers = nn.ModuleList(PackedLayer(layer) for layer in model.model.layers)
         self.head = PackedMatrix(
@@ -430,7 +449,7 @@ class PackedLM(CausalLM):
         first: Any = self.packed_layers[0]
         if T > 1 and first.gate_up.way(x) != "mkldnn":
             return super().run(input_ids, position_ids, mask, is_causal, cache, logits_to_keep)
-        rope = self.model.rotary(position_ids)  # type: ignore[misc]  # all of PACKABLE rotate
+        rope = self.model.rotary(position_ids)  # type: ignore[misc]  # see other_part
         for i, layer in enumerate(self.packed_layers):
             layer_cache = None if cache is None else cache[i]
             x = layer(x, rope, self.eps, mask, is_causal, layer_cache)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 
-__all__ = ["check_unchanged"]
+__all__ = ["check_unchanged", "same_class"]
 
 # What changes no score in evaluation: modes, dropout (of our layers and torch's), a warning that
 # was given, and which of two equal forms is computed.
@@ -63,7 +63,7 @@ def _change(part: nn.Module | None, wanted: nn.Module | None, hooks: bool) -> st
         return "has a forward hook"
     if hasattr(part, "lora_A"):
         return None
-    if not _same_class(type(part), type(wanted)):
+    if not same_class(type(part), type(wanted)):
         ours, theirs = (f"{type(p).__module__}.{type(p).__qualname__}" for p in (part, wanted))
         return f"is a {ours}, its config makes {'none' if wanted is None else f'a {theirs}'}"
     set_here, by_config = vars(part), vars(wanted)
@@ -89,7 +89,7 @@ def _change(part: nn.Module | None, wanted: nn.Module | None, hooks: bool) -> st
     return None
 
 
-def _same_class(ours: type, theirs: type) -> bool:
+def same_class(ours: type, theirs: type) -> bool:
     """Whether they are one; or, on a page that builds the class itself, the same lines."""
     if ours is theirs or ours.__name__ != theirs.__name__ or ours.__module__ != "__main__":
         return ours is theirs
