@@ -6,15 +6,16 @@ digits of a sum are its own. What a page prints or a test compares must not hang
 the error, and JITTER_DRAW, the number of the draw.
 """
 
+import functools
 import os
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch._ops import HigherOrderOperator
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 PRODUCTS = {
     *("mm", "addmm", "bmm", "baddbmm", "addbmm", "mv", "addmv", "dot", "vdot", "addr"),
@@ -73,8 +74,22 @@ class Jitter(TorchDispatchMode):
         found.mul_(torch.where(exact, 1.0, 1 + size * noise))
 
 
+def aside(export: Callable[..., Any]) -> Callable[..., Any]:
+    """The same function without the jitter: torch.export records every mode as part of the program,
+    and ends the process at one that it does not know. The program it returns runs with the jitter.
+    """
+
+    @functools.wraps(export)
+    def without(*args: Any, **kwargs: Any) -> Any:
+        with _disable_current_modes():
+            return export(*args, **kwargs)
+
+    return without
+
+
 def start() -> Jitter | None:
     """Jitter from here to the end of the process, if the variable JITTER asks for it."""
     if not os.environ.get("JITTER"):
         return None
+    torch.export.export = aside(torch.export.export)
     return Jitter(float(os.environ["JITTER"]), int(os.environ.get("JITTER_DRAW", "1"))).__enter__()

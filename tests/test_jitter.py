@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from jitter import Jitter
+from jitter import Jitter, aside
 
 SIZE = 3e-7
 x, w, b = torch.randn(3, 6, 8, generator=torch.Generator().manual_seed(0)).split([2, 3, 1], 1)
@@ -100,6 +100,17 @@ def test_pages_may_compile_inside():
     with Jitter(SIZE):
         assert torch.equal(doubled(x), x + x)
     assert len(graphs) == 1
+
+
+def test_a_program_is_exported_without_it_and_runs_with_it():
+    layer = torch.nn.Linear(8, 6)
+    exact = layer(x[0])
+    with Jitter(SIZE):
+        program = aside(torch.export.export)(layer, (x[0],)).module()
+        found = program(x[0])
+        assert not torch.equal(found, exact)
+        torch.testing.assert_close(found, exact, rtol=3 * SIZE, atol=1e-6)
+    assert torch.equal(program(x[0]), exact)
 
 
 @pytest.mark.parametrize("size", ["", "1e-3"], ids=["without the variable", "with it"])
