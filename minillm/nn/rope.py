@@ -123,13 +123,14 @@ class RotaryEmbedding(nn.Module):
             return 1.0 / rope_periods(self.head_dim, self.base, device=device), 1.0
         from minillm.nn.rope_scaling import rope_frequencies
 
-        trained = self.max_position_embeddings
-        known: dict[str, Any] = {
-            "base": self.base,
-            "scaling": self.scaling,
-            "max_position_embeddings": trained,
-        }
-        return rope_frequencies(self.head_dim, **known, length=length, device=device)
+        return rope_frequencies(
+            self.head_dim,
+            base=self.base,
+            scaling=self.scaling,
+            max_position_embeddings=self.max_position_embeddings,
+            length=length,
+            device=device,
+        )
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "RotaryEmbedding":
         """Follow the model to another device, but not to 16 bits: those would ruin the angles."""
@@ -146,9 +147,8 @@ class RotaryEmbedding(nn.Module):
             frequencies, _ = self._frequencies(device, position_ids.max() + 1)
         elif frequencies.device != device:  # built on "meta" and never moved
             frequencies, _ = self._frequencies(device)
-        angles = position_ids.unsqueeze(-1) * self.rotation.spread(
-            frequencies
-        )  # (B, T, D), float32
+        frequencies = self.rotation.spread(frequencies)  # (D,)
+        angles = position_ids.unsqueeze(-1) * frequencies  # (B, T, D), float32
         cos, sin = angles.cos(), angles.sin()
         if self.attention_factor != 1.0:
             cos, sin = cos * self.attention_factor, sin * self.attention_factor
