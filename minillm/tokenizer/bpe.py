@@ -75,6 +75,9 @@ class Memo(dict):
         return value
 
 
+if TYPE_CHECKING:
+    from minillm.tokenizer.merges import Ties
+
 BEGIN_TOKENS = ("<|begin_of_text|>", "<|startoftext|>", "<bos>", "<s>")
 
 LONG_TEXT = 1 << 16  # characters from which a text is encoded in blocks
@@ -147,33 +150,9 @@ class BPETokenizer:
         self.pre_tokenizer, self.add_bos = make_pre_tokenizer(pattern), add_bos
         self.pattern, self.normalizer = self.pre_tokenizer.pattern, normalizer
         self.drop_unknown_bytes = drop_unknown_bytes
+        self._memo = Memo(self._encode_word)
         spellings = sorted(map(re.escape, self._named), key=len, reverse=True)
         self.names = re.compile("|".join(spellings)) if spellings else None
-
-    def decode_bytes(self, ids: Iterable[int]) -> bytes:
-        """The bytes of `ids`, exactly. Raises: ValueError for an unknown id."""
-        ids = ids.tolist() if hasattr(ids, "tolist") else ids
-        try:
-            return b"".join(map(self._bytes.__getitem__, ids))
-        except KeyError as error:
-            raise ValueError(f"no token has the id {error}; there are {len(self)} ids") from None
-
-    def decode(
-        self, ids: Iterable[int], *, errors: str = "replace", skip_special_tokens: bool = False
-    ) -> str:
-        """The text of `ids`; what is no UTF-8 becomes U+FFFD, or an error if errors="strict"."""
-        if skip_special_tokens:
-            left_out = {*self.special_tokens.values()}
-            ids = ids.tolist() if hasattr(ids, "tolist") else ids
-            ids = [i for i in ids if i not in left_out]
-        return self.decode_bytes(ids).decode("utf-8", errors)
-
-    def decoder(self, *, skip_special_tokens: bool = False) -> "StreamDecoder":
-        """A decoder for ids that arrive one by one."""
-        from minillm.tokenizer.bulk import StreamDecoder
-
-        skip = self.special_tokens.values() if skip_special_tokens else ()
-        return StreamDecoder(self.decode_bytes, skip=skip)
 
     def __len__(self) -> int:
         return len(self._bytes)
@@ -195,46 +174,6 @@ class BPETokenizer:
     def pad_token_id(self) -> int | None:
         return None if self.pad_token is None else self.special_tokens[self.pad_token]
 
-    @cached_property
-    def merges(self) -> list[tuple[bytes, bytes]]:
-        """The pair that makes each longer token, in order (without tokens that no pair makes)."""
-        from minillm.tokenizer.vocabulary import find_merges
-
-        pairs = (parts for _, parts in find_merges(self.ranks) if len(parts) == 2)
-        return [(left, right) for left, right in pairs]
-
-    def pad(
-        self, rows: Iterable[list[int]], side: Literal["left", "right"]
-    ) -> tuple[list[list[int]], list[list[int]]]:
-        """Rows of one length, filled with the pad token, and their mask: 1 = token, 0 = padding."""
-        from minillm.tokenizer.bulk import pad
-
-        return pad(self, rows, side)
-
-    def _encode_text(self, text: str) -> list[int]:
-        """Ids of `text`, no special or added token in sight: words, each merged once."""
-        text = well_formed(text)
-        if self.normalizer:
-            text = unicodedata.normalize(self.normalizer, text)
-        parts: Iterable[str] = [text]
-        if len(text) > LONG_TEXT:
-            from minillm.tokenizer.bulk import blocks
-
-            parts = blocks(self.pre_tokenizer, parts, size=LONG_TEXT)
-        ids: list[int] = []
-        for part in parts:
-            ids += chain.from_iterable(map(self._memo.__getitem__, self.pre_tokenizer.words(part)))
-        return ids
-
-    @cached_property
-    def _memo(self) -> Memo:
-        return Memo(self._encode_word)
-
-    def _encode_word(self, word: str) -> list[int]:
-        data = word.encode().translate(None, delete=self._unknown)
-        parts = [data] if data in self.ranks else merge_word(data, self.ranks)
-        return [self.ranks[part] for part in parts]
-
     def encode(
         self, text: str, *, allowed_special: Allowed = (), add_special_tokens: bool = True
     ) -> list[int]:
@@ -254,30 +193,6 @@ class BPETokenizer:
     def encode_ordinary(self, text: str) -> list[int]:
         """Ids of `text`, in which the spelling of a special token is text like any other."""
         return self._encode_parts(text, None) if self.added_tokens else self._encode_text(text)
-
-    def encode_batch(
-        self,
-        texts: Iterable[str],
-        *,
-        padding_side: Literal["left", "right"] | None = None,
-        allowed_special: Allowed = (),
-        add_special_tokens: bool = True,
-    ) -> list[list[int]] | tuple[list[list[int]], list[list[int]]]:
-        """Ids of each text, as `encode`; with a padding side, rows and their mask, as `pad`."""
-        check_texts(texts)
-        rows = [
-            self.encode(t, allowed_special=allowed_special, add_special_tokens=add_special_tokens)
-            for t in texts
-        ]
-        return rows if padding_side is None else self.pad(rows, padding_side)
-
-    def encode_iterable(
-        self, texts: Iterable[str], *, add_special_tokens: bool = True
-    ) -> Iterator[int]:
-        """Ids of the concatenation of `texts`, special tokens allowed, in constant memory."""
-        from minillm.tokenizer.bulk import encode_iterable
-
-        return encode_iterable(self, texts, add_special_tokens=add_special_tokens)
 
     def _encode_parts(self, text: str, allowed: Allowed | None) -> list[int]:
         """Ids of the special and added tokens in `text`, and of the texts between them."""
@@ -300,6 +215,44 @@ class BPETokenizer:
                         "allowed_special, or call encode_ordinary to read it as plain text"
                     )
             yield match
+
+    def _encode_text(self, text: str) -> list[int]:
+        """Ids of `text`, no special or added token in sight: words, each merged once."""
+        text = well_formed(text)
+        if self.normalizer:
+            text = unicodedata.normalize(self.normalizer, text)
+        parts: Iterable[str] = [text]
+        if len(text) > LONG_TEXT:
+            from minillm.tokenizer.bulk import blocks
+
+            parts = blocks(self.pre_tokenizer, parts, size=LONG_TEXT)
+        ids: list[int] = []
+        for part in parts:
+            ids += chain.from_iterable(map(self._memo.__getitem__, self.pre_tokenizer.words(part)))
+        return ids
+
+    def _encode_word(self, word: str) -> list[int]:
+        data = word.encode().translate(None, delete=self._unknown)
+        parts = [data] if data in self.ranks else merge_word(data, self.ranks)
+        return [self.ranks[part] for part in parts]
+
+    def decode_bytes(self, ids: Iterable[int]) -> bytes:
+        """The bytes of `ids`, exactly. Raises: ValueError for an unknown id."""
+        ids = ids.tolist() if hasattr(ids, "tolist") else ids
+        try:
+            return b"".join(map(self._bytes.__getitem__, ids))
+        except KeyError as error:
+            raise ValueError(f"no token has the id {error}; there are {len(self)} ids") from None
+
+    def decode(
+        self, ids: Iterable[int], *, errors: str = "replace", skip_special_tokens: bool = False
+    ) -> str:
+        """The text of `ids`; what is no UTF-8 becomes U+FFFD, or an error if errors="strict"."""
+        if skip_special_tokens:
+            left_out = {*self.special_tokens.values()}
+            ids = ids.tolist() if hasattr(ids, "tolist") else ids
+            ids = [i for i in ids if i not in left_out]
+        return self.decode_bytes(ids).decode("utf-8", errors)
 
     @classmethod
     def train(
@@ -339,12 +292,55 @@ class BPETokenizer:
         special = {token: len(ranks) + i for i, token in enumerate(special_tokens)}
         return cls(ranks, pattern, special, add_bos=add_bos)
 
-    def prune(self, keep_ids: Iterable[int]) -> tuple["BPETokenizer", list[int]]:
-        """A smaller tokenizer, and the old id of each of its ids: new embedding = old[old_ids].
+    def decoder(self, *, skip_special_tokens: bool = False) -> "StreamDecoder":
+        """A decoder for ids that arrive one by one."""
+        from minillm.tokenizer.bulk import StreamDecoder
 
-        Kept are the bytes, special and added tokens, `keep_ids` and the tokens they are merged
-        from: a text whose old ids are all kept is cut into the same tokens.
-        """
+        skip = self.special_tokens.values() if skip_special_tokens else ()
+        return StreamDecoder(self.decode_bytes, skip=skip)
+
+    def encode_batch(
+        self,
+        texts: Iterable[str],
+        *,
+        padding_side: Literal["left", "right"] | None = None,
+        allowed_special: Allowed = (),
+        add_special_tokens: bool = True,
+    ) -> list[list[int]] | tuple[list[list[int]], list[list[int]]]:
+        """Ids of each text, as `encode`; with a padding side, rows and their mask, as `pad`."""
+        check_texts(texts)
+        rows = [
+            self.encode(t, allowed_special=allowed_special, add_special_tokens=add_special_tokens)
+            for t in texts
+        ]
+        return rows if padding_side is None else self.pad(rows, padding_side)
+
+    def encode_iterable(
+        self, texts: Iterable[str], *, add_special_tokens: bool = True
+    ) -> Iterator[int]:
+        """Ids of the concatenation of `texts`, special tokens allowed, in constant memory."""
+        from minillm.tokenizer.bulk import encode_iterable
+
+        return encode_iterable(self, texts, add_special_tokens=add_special_tokens)
+
+    @cached_property
+    def merges(self) -> list[tuple[bytes, bytes]]:
+        """The pair that makes each longer token, in order (without tokens that no pair makes)."""
+        from minillm.tokenizer.vocabulary import find_merges
+
+        pairs = (parts for _, parts in find_merges(self.ranks) if len(parts) == 2)
+        return [(left, right) for left, right in pairs]
+
+    def pad(
+        self, rows: Iterable[list[int]], side: Literal["left", "right"]
+    ) -> tuple[list[list[int]], list[list[int]]]:
+        """Rows of one length, filled with the pad token, and their mask: 1 = token, 0 = padding."""
+        from minillm.tokenizer.bulk import pad
+
+        return pad(self, rows, side)
+
+    def prune(self, keep_ids: Iterable[int]) -> tuple["BPETokenizer", list[int]]:
+        """A smaller tokenizer, and the old id of each of its ids: new embedding = old[old_ids]."""
         from minillm.tokenizer.vocabulary import prune
 
         return prune(self, keep_ids)
@@ -359,7 +355,7 @@ class BPETokenizer:
         from minillm.tokenizer.chat_template import render_chat
 
         text = render_chat(self, messages, add_generation_prompt=add_generation_prompt)
-        return self._encode_parts(text, "all")
+        return self.encode(text, allowed_special="all", add_special_tokens=False)
 
     def to_tiktoken(self) -> "tiktoken.Encoding":
         """The same tokenizer in the native library tiktoken (warns where tiktoken may differ)."""
@@ -407,11 +403,7 @@ class BPETokenizer:
 
 
 if TYPE_CHECKING:
-    from minillm.tokenizer.bulk import StreamDecoder
-
-if TYPE_CHECKING:
-    from minillm.tokenizer.merges import Ties
-
-if TYPE_CHECKING:
     import tiktoken
     import tokenizers
+
+    from minillm.tokenizer.bulk import StreamDecoder

@@ -41,15 +41,6 @@ PATTERNS = {
 }
 
 
-def well_formed(text: str) -> str:
-    """Text that UTF-8 can write: surrogate pairs joined, lone surrogates replaced by U+FFFD."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-    return text
-
-
 def in_ascii(pattern: str) -> str:
     """What a published pattern says of ASCII text, as Python's `re` writes it."""
     letters = pattern.replace(r"[^\r\n\p{L}\p{N}]", r"[^\r\nA-Za-z0-9]")
@@ -85,3 +76,12 @@ def make_pre_tokenizer(pattern: str | Sequence[str]) -> PreTokenizer:
     from minillm.tokenizer.patterns import watched
 
     return watched(pattern)
+
+
+def well_formed(text: str) -> str:
+    """Text that UTF-8 can write: surrogate pairs joined, lone surrogates replaced by U+FFFD."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return text
