@@ -6,7 +6,9 @@ Written by hand.
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import chain
 from numbers import Integral, Real
 from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Any, Union, get_args, get_origin, get_type_hints
@@ -34,7 +36,9 @@ __all__ = [
     "check_positions",
     "check_sizes",
     "check_texts",
+    "check_tokens",
     "check_utf8",
+    "is_id",
     "list_of",
     "number",
     "quoted",
@@ -152,6 +156,33 @@ def check_utf8(name: str, text: str) -> None:
     except UnicodeEncodeError as error:
         wrong = f"{text[error.start]!r} at place {error.start}, surrogates not allowed"
         raise ValueError(f"{name}, {quoted(text)}, holds half a character: {wrong}") from None
+
+
+MAX_ID = (1 << 31) - 1
+
+
+def is_id(value: Any) -> bool:
+    """Whether `value` can be the id of a token; True, 0.5 and 10**15 cannot."""
+    return type(value) is int and 0 <= value <= MAX_ID
+
+
+def check_tokens(
+    ranks: Mapping[bytes, int], special: Mapping[str, int], added: Mapping[str, int]
+) -> None:
+    """Raises: ValueError if ids are none or repeat, a token is empty or both special and not."""
+    ids = [*chain(ranks.values(), special.values(), added.values())]
+    for i in ids:
+        if not is_id(i):
+            raise ValueError(f"an id is a whole number from 0 to {MAX_ID:,}, not negative: {i!r}")
+    for text in chain(special, added):
+        check_utf8("a token", text)
+    if twice := special.keys() & added.keys():
+        raise ValueError(f"{quoted(min(twice))} is special and not special")
+    if len({*ids}) < len(ids):
+        shared = next(i for i, count in Counter(ids).items() if count > 1)
+        raise ValueError(f"two tokens share the id {shared}")
+    if b"" in ranks or "" in special or "" in added:
+        raise ValueError("a token is empty")
 
 
 def check_texts(texts: Any, name: str = "texts") -> None:

@@ -21,7 +21,7 @@ from minillm.ngram import NGramModel
 from minillm.tokenizer.bpe import BPETokenizer
 from minillm.tokenizer.hf_json import DIGEST, arguments, to_json
 from minillm.tokenizer.merges import count_words
-from minillm.tokenizer.pretokenizer import GPT4_PATTERN, PreTokenizer
+from minillm.tokenizer.pretokenizer import GPT4_PATTERN, PreTokenizer, make_pre_tokenizer
 from minillm.training.sft import conversation_example
 
 
@@ -212,9 +212,9 @@ QUOTES = {
     "names": lambda: BPETokenizer.train("a", 300, special_tokens=[LONG, LONG]),
     "one name": lambda: BPETokenizer.train("a", 300, special_tokens=LONG),
     "no begin": lambda: BPETokenizer.train("a", 300, special_tokens=[LONG], add_bos=True),
-    "pattern": lambda: PreTokenizer("(" + LONG),
-    "groups": lambda: PreTokenizer(f"({LONG})"),
-    "left out": lambda: PreTokenizer(LONG).words("abc"),
+    "pattern": lambda: make_pre_tokenizer("(" + LONG),
+    "groups": lambda: make_pre_tokenizer(f"({LONG})"),
+    "left out": lambda: make_pre_tokenizer(LONG).words("abc"),
     "vocabulary": lambda: changed(model={"vocab": {**FILE["model"]["vocab"], LONG: 5000}}),
     "spelling": lambda: changed(model={"vocab": {**FILE["model"]["vocab"], "é☺" + LONG: 5000}}),
     "merge": lambda: changed(model={"merges": [[LONG, "a"]]}),

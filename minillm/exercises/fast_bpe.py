@@ -9,9 +9,29 @@ from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapp
 from itertools import pairwise
 
 from minillm.exercises import exercise
-from minillm.exercises.tokenizer import _longest_first, _merged, _replaced
+from minillm.exercises.tokenizer import _replaced
 
 TOKENS = b"bc ab abc cd aa bcd aaaa abcdef de def cdef".split()
+
+
+def _merged(word: bytes, ranks: Mapping[bytes, int]) -> list[bytes]:
+    parts = [word[i : i + 1] for i in range(len(word))]
+    while True:
+        unions = [parts[i] + parts[i + 1] for i in range(len(parts) - 1)]
+        known = [(ranks[union], i) for i, union in enumerate(unions) if union in ranks]
+        if not known:
+            return parts
+        i = min(known)[1]
+        parts[i : i + 2] = [unions[i]]
+
+
+def _longest_first(word: bytes, tokens: Collection[bytes]) -> list[bytes]:
+    parts, i = [], 0
+    while i < len(word):
+        end = next(e for e in range(len(word), i, -1) if e == i + 1 or word[i:e] in tokens)
+        parts.append(word[i:end])
+        i = end
+    return parts
 
 
 def _ranks() -> dict[bytes, int]:

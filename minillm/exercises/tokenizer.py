@@ -1,13 +1,16 @@
-"""Graders of notebook 02: the training loop, pieces, merge by rank, stream, compression."""
+"""Graders of notebook 02: the training loop, pieces, a counterexample, stream, dear and cheap."""
 
 from __future__ import annotations
 
 import codecs
 import random
+import struct
+import zlib
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from itertools import pairwise
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from minillm.exercises import as_given, exercise
@@ -62,6 +65,18 @@ def _learned(
         merges.append(best)
         parts = [(replace(tokens, best, best[0] + best[1]), count) for tokens, count in parts]
     return merges
+
+
+def _counted(words: Mapping[str, int], merges: Sequence[Pair]) -> Counter[Pair]:
+    """How often each pair occurs after `merges`."""
+    counts: Counter[Pair] = Counter()
+    for word, count in words.items():
+        tokens = [bytes([byte]) for byte in word.encode()]
+        for left, right in merges:
+            tokens = _replaced(tokens, (left, right), left + right)
+        for pair in pairwise(tokens):
+            counts[pair] += count
+    return counts
 
 
 def _joined(words: Mapping[str, int], num_merges: int) -> list[Pair]:
@@ -148,8 +163,10 @@ def _learn(answer: Callable[[dict[str, int], int], Any]) -> str | None:
         if len(got) < len(want) and got == want[: len(got)]:
             return f"{where}: merges possible: {len(want)}; yours: {len(got)}"
         first = next(i for i in range(len(want)) if got[i : i + 1] != want[i : i + 1])
-        made = got[first] if first < len(got) else "nothing"
-        return f"{where}: merge number {first + 1} should be {want[first]}, not {made}"
+        counts = _counted(words, want[:first])
+        made = f"{got[first]} ({counts[got[first]]} times)" if first < len(got) else "nothing"
+        named = f"{want[first]} ({counts[want[first]]} times)"
+        return f"{where}: merge number {first + 1} should be {named}, not {made}"
     return last or None
 
 
@@ -193,46 +210,26 @@ def _pieces(answer: Any) -> str | None:
     return f"right so far: {done} of 6; look at {wrong[0]!r} again: {HINTS[wrong[0]]}"
 
 
-def _merged(
-    word: bytes, ranks: Mapping[bytes, int], *, steps: int | None = None, sign: int = 1
-) -> list[bytes]:
-    parts = [word[i : i + 1] for i in range(len(word))]
-    while steps is None or steps > 0:
-        unions = [parts[i] + parts[i + 1] for i in range(len(parts) - 1)]
-        known = [(sign * ranks[union], i) for i, union in enumerate(unions) if union in ranks]
+LEARNED = {"bc": 0, "ab": 1, "ca": 2}  # the merges of 02.3 and their order
+
+
+def _by_rank(word: str) -> list[str]:
+    parts = [*word]
+    while True:
+        known = [
+            (LEARNED[a + b], i) for i, (a, b) in enumerate(pairwise(parts)) if a + b in LEARNED
+        ]
         if not known:
             return parts
         i = min(known)[1]
-        parts[i : i + 2] = [unions[i]]
-        steps = None if steps is None else steps - 1
-    return parts
+        parts[i : i + 2] = [parts[i] + parts[i + 1]]
 
 
-def _rightmost_of_equals(word: bytes, ranks: Mapping[bytes, int]) -> list[bytes]:
-    parts = [word[i : i + 1] for i in range(len(word))]
-    while True:
-        unions = [parts[i] + parts[i + 1] for i in range(len(parts) - 1)]
-        known = [(ranks[union], -i) for i, union in enumerate(unions) if union in ranks]
-        if not known:
-            return parts
-        i = -min(known)[1]
-        parts[i : i + 2] = [unions[i]]
-
-
-def _longest_first(word: bytes, tokens: Collection[bytes]) -> list[bytes]:
-    parts, i = [], 0
-    while i < len(word):
-        end = next(e for e in range(len(word), i, -1) if e == i + 1 or word[i:e] in tokens)
-        parts.append(word[i:end])
-        i = end
-    return parts
-
-
-def _leftmost_first(word: bytes, ranks: Mapping[bytes, int]) -> list[bytes]:
-    parts = [word[i : i + 1] for i in range(len(word))]
-    i = 0
+def _leftmost_first(word: str) -> list[str]:
+    """What the function of 02.3 gives."""
+    parts, i = [*word], 0
     while i < len(parts) - 1:
-        if parts[i] + parts[i + 1] in ranks:
+        if parts[i] + parts[i + 1] in LEARNED:
             parts[i : i + 2] = [parts[i] + parts[i + 1]]
             i = 0
         else:
@@ -240,63 +237,37 @@ def _leftmost_first(word: bytes, ranks: Mapping[bytes, int]) -> list[bytes]:
     return parts
 
 
-@cache
-def _trained() -> tuple[bytes, ...]:
-    """Tokens in the order learned, from words on which the usual mistakes differ."""
-    words = {"bc": 5, "bb": 7, "ca": 5, "cabab": 5, "ba": 4, "bcab": 5}
-    return tuple(left + right for left, right in _learned(words, 8))
-
-
-SEPARATING = [b"bcaba", b"bcabba"]  # on these the two usual mistakes differ
-
-
-def _ranks() -> dict[bytes, int]:
-    tokens = [*(bytes([byte]) for byte in range(256)), *_trained()]
-    return {token: rank for rank, token in enumerate(tokens)}
+FOUND = {"word": None, "the function gives": _leftmost_first, "right": _by_rank}
+WHY = {
+    "the function gives": "it joins the first pair that it knows, and begins again at the left",
+    "right": "of all merges that are possible, the one learned first goes first",
+}
 
 
 @exercise(
     "02.3",
-    "Write encode_word(word, ranks): of all merges that are possible now, which was learned first?",
-    "the lowest rank goes first wherever it stands; the place only decides between equals",
+    "Find a word in which the first pair from the left is not the one that was learned first.",
+    "the lowest rank goes first wherever it stands; one word is enough to show a mistake",
 )
-def _encode_word(answer: Callable[[bytes, dict[bytes, int]], list[bytes]]) -> str | None:
-    rng, ranks = random.Random(3), _ranks()
-    words = [b"bca", b"bcab", b"cabb", b"bbb", b"cabab", b"a", b"xyz", b""]
-    words += ["".join(rng.choices("abcc", k=7)).encode() for _ in range(200)]
-    words += SEPARATING
-    last = ""
-    for word in words:
-        want, got = _merged(word, ranks), list(answer(word, dict(ranks)))
-        if got == want:
-            continue
-        mistakes = {
-            "you take the longest token that fits: join the lowest rank first": (
-                _longest_first(word, ranks)
-            ),
-            "you join the first pair that is known: of all possible ones take the lowest rank": (
-                _leftmost_first(word, ranks)
-            ),
-            "at equal ranks the leftmost pair goes first": _rightmost_of_equals(word, ranks),
-            "you stop too early: join until no union of neighbours is a token": (
-                _merged(word, ranks, steps=1)
-            ),
-            "you take the highest rank: the lowest was learned first": (
-                _merged(word, ranks, sign=-1)
-            ),
-        }
-        found = [message for message, tokens in mistakes.items() if got == tokens]
-        if len(found) > 1:
-            last = f"for {word!r} {found[0]}"
-            continue  # another word will tell which mistake it is
-        if b"".join(part if isinstance(part, bytes) else b"" for part in got) != word:
-            return f"the tokens of {word!r} should join to it again, not {got}"
-        if got == [word[i : i + 1] for i in range(len(word))]:
-            return f"nothing was joined in {word!r}: the answer is {want}"
-        if found:
-            return f"for {word!r} {found[0]}"
-        return f"{word!r} should become {want}, not {got}"
-    return last or None
+def _counterexample(answer: Any) -> str | None:
+    if (answer := as_given(answer, FOUND)) is None:
+        return "the answer is a dictionary with the three keys, as it was given"
+    if missing := [key for key, value in answer.items() if value is ...]:
+        return f"{missing[0]!r} is not filled in yet"
+    word = answer["word"]
+    if not isinstance(word, str) or not 1 <= len(word) <= 6 or {*word} - {*"abc"}:
+        return f"the word has one to six letters, each a, b or c: not {word!r}"
+    if _leftmost_first(word) == _by_rank(word):
+        return f"for {word!r} the function is right: both give {_by_rank(word)}"
+    given = {key: answer[key] for key in WHY}
+    for key, value in given.items():
+        if not isinstance(value, list | tuple) or "".join(map(str, value)) != word:
+            return f"{key!r}: write a list of pieces that join to {word!r}, not {value!r}"
+    wanted = {"the function gives": _leftmost_first(word), "right": _by_rank(word)}
+    if [*map(list, given.values())] == [*wanted.values()][::-1]:
+        return f"for {word!r} you have the two the wrong way round"
+    wrong = [key for key in WHY if list(given[key]) != wanted[key]]
+    return f"{word!r}, {wrong[0]}: {WHY[wrong[0]]}" if wrong else None
 
 
 @exercise(
@@ -304,7 +275,7 @@ def _encode_word(answer: Callable[[bytes, dict[bytes, int]], list[bytes]]) -> st
     "Write stream(tokens): for each token (bytes) the characters it completes, then what is left.",
     "bytes of an unfinished character wait for the rest, so no reader ever sees half of one",
 )
-def _stream(answer: Callable[[list[bytes]], Iterable[str]]) -> str | None:
+def _stream(answer: Callable[[Iterable[bytes]], Iterable[str]]) -> str | None:
     rng = random.Random(4)
     texts = ["hello", "中文", "a🐈b", "né", "", "𠀀中é!"]
     cases = [[text.encode()[i : i + 1] for i in range(len(text.encode()))] for text in texts]
@@ -330,37 +301,72 @@ def _stream(answer: Callable[[list[bytes]], Iterable[str]]) -> str | None:
         if got[:-1] == want[:-1]:
             return f"{tokens}: an unfinished character at the end should leave {want[-1]!r}"
         return f"{tokens} should give {want}, not {got}"
+    asked: list[bytes] = []
+
+    def arriving() -> Iterator[bytes]:
+        for token in (b"a", b"\xe4", b"\xb8\xad", b"b"):
+            asked.append(token)
+            yield token
+
+    for given, _ in enumerate(answer(arriving()), 1):
+        if len(asked) > given:
+            return (
+                f"you ask for {len(asked)} tokens before you give string number {given}: "
+                "a reader waits, so yield each string before the next token"
+            )
     return None
+
+
+@cache
+def gpt2_tokens() -> tuple[bytes, ...]:
+    """The tokens of GPT-2 in the order of their ids, from the merges in `assets/gpt2`."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    tokens = [bytes([i]) for i in printable + [i for i in range(256) if i not in printable]]
+    path = Path(__file__).parents[2] / "assets/gpt2/merges.zlib"
+    for left, right in struct.iter_unpack("<HH", zlib.decompress(path.read_bytes())):
+        tokens.append(tokens[left] + tokens[right])
+    return tuple(tokens)
+
+
+@cache
+def _gpt2() -> BPETokenizer:
+    from minillm.tokenizer.bpe import BPETokenizer
+    from minillm.tokenizer.pretokenizer import GPT2_PATTERN
+
+    return BPETokenizer({token: i for i, token in enumerate(gpt2_tokens())}, GPT2_PATTERN)
+
+
+# what must hold of the characters and the ids of each text, and the hint if it does not
+PRICES: dict[str, tuple[Callable[[int, int], bool], str]] = {
+    "dear": (
+        lambda characters, ids: ids > characters,
+        "it should have more ids than characters: which scripts or signs were seldom read?",
+    ),
+    "cheap": (
+        lambda characters, ids: characters >= 6 * ids,
+        "it should have six characters for each id: which long words are one token?",
+    ),
+}
 
 
 @exercise(
     "02.5",
-    "Write bytes_per_token(tokenizer, texts): a share of two totals, each text encoded alone.",
-    "divide totals: then each text counts as much as it is long",
+    "Write the two texts: which words are one token each, and what is spelled in bytes?",
+    "what was frequent where the vocabulary was learned is cheap, and what was not is dear",
 )
-def _bytes_per_token(answer: Callable[[BPETokenizer, list[str]], float]) -> str | None:
-    from minillm.tokenizer.bpe import BPETokenizer
-
-    tokenizer = BPETokenizer.train("the cat sat on the mat, a cathedral, 中文中文 " * 4, 300)
-    texts = ["the cat", "hedral mat on the mat on the mat on the mat", "中文 and 𠀀"]
-    counts = [len(tokenizer.encode(text)) for text in texts]
-    sizes = [len(text.encode()) for text in texts]
-    want, got = sum(sizes) / sum(counts), float(answer(tokenizer, list(texts)))
-    if abs(got - want) < 1e-9:
-        return None
-    joined = "encode each text alone: joined, the end of one merges with the beginning of the next"
-    wrong = {
-        sum(map(len, texts)) / sum(counts): "that counts characters: '中' is three bytes",
-        sum(counts) / sum(sizes): "that is tokens per byte: turn it over",
-        sum(s / n for s, n in zip(sizes, counts, strict=True)) / 3: (
-            "that averages the ratio of each text, so short texts weigh too much: divide the totals"
-        ),
-    }
-    for between in ("", " ", "\n"):
-        num_tokens = len(tokenizer.encode(between.join(texts)))
-        wrong[sum(sizes) / num_tokens] = joined
-        wrong[len(between.join(texts).encode()) / num_tokens] = joined
-    for value, message in wrong.items():
-        if abs(got - value) < 1e-9:
-            return message
-    return f"I expected {want:.4f}, not {got:.4f}"
+def _dear_and_cheap(answer: Any) -> str | None:
+    if (answer := as_given(answer, PRICES)) is None:
+        return "the answer is a dictionary with the keys dear and cheap, as it was given"
+    for name, (holds, hint) in PRICES.items():
+        text = answer[name]
+        if text is ...:
+            return f"{name!r} is not filled in yet"
+        if not isinstance(text, str):
+            return f"{name!r} should be a text, not {type(text).__name__}"
+        if len(text) < 30 or len({*text}) < 10:
+            found = f"{len(text)} characters, {len({*text})} different ones"
+            return f"{name!r} has {found}: at least thirty, and ten different ones"
+        ids = len(_gpt2().encode(text))
+        if not holds(len(text), ids):
+            return f"{name!r} has {len(text)} characters and {ids} ids: {hint}"
+    return None

@@ -7,17 +7,15 @@ imported when they are asked for.
 
 # Built from notebooks/02_tokenizer.ipynb: edit there, then make build.
 
-import codecs
 import re
 import unicodedata
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from minillm.checks import check_texts, check_utf8, quoted, texts_of
+from minillm.checks import check_one_of, check_texts, check_tokens, check_utf8, quoted, texts_of
 from minillm.tokenizer.pretokenizer import (
     GPT4_PATTERN,
     LLAMA3_PATTERN,
@@ -28,14 +26,11 @@ from minillm.tokenizer.pretokenizer import (
 __all__ = [
     "BEGIN_TOKENS",
     "END_TOKENS",
+    "LONG_TEXT",
     "LONG_WORD",
-    "MAX_ID",
     "Allowed",
     "BPETokenizer",
     "Memo",
-    "StreamDecoder",
-    "find_merges",
-    "is_id",
     "merge_word",
 ]
 
@@ -80,18 +75,16 @@ class Memo(dict):
         return value
 
 
+if TYPE_CHECKING:
+    from minillm.tokenizer.merges import Ties
+
 BEGIN_TOKENS = ("<|begin_of_text|>", "<|startoftext|>", "<bos>", "<s>")
+
+LONG_TEXT = 1 << 16  # characters from which a text is encoded in blocks
 
 END_TOKENS = ("<|endoftext|>", "<|end_of_text|>", "<|im_end|>", "<eos>", "</s>")
 
 Allowed = Literal["all"] | Collection[str]  # special tokens that a text may spell
-
-MAX_ID = (1 << 31) - 1
-
-
-def is_id(value: Any) -> bool:
-    """Whether `value` can be the id of a token; True, 0.5 and 10**15 cannot."""
-    return type(value) is int and 0 <= value <= MAX_ID
 
 
 class BPETokenizer:
@@ -131,15 +124,12 @@ class BPETokenizer:
         drop_unknown_bytes: bool = False,
     ) -> None:
         self.ranks, self.special_tokens = dict(ranks), dict(special_tokens or {})
-        self.added_tokens = dict(added_tokens or {})
+        self.added_tokens, self.chat_template = dict(added_tokens or {}), chat_template
+        check_tokens(self.ranks, self.special_tokens, self.added_tokens)
+        self._unknown = bytes(byte for byte in range(256) if bytes([byte]) not in self.ranks)
+        if (missing := self._unknown) and not drop_unknown_bytes:
+            raise ValueError(f"{len(missing)} of the 256 bytes have no id, first {missing[0]}")
         self._named = {**self.special_tokens, **self.added_tokens}
-        for i in chain(self.ranks.values(), self._named.values()):
-            if not is_id(i):
-                raise ValueError(
-                    f"an id is a whole number from 0 to {MAX_ID:,}, not negative: {i!r}"
-                )
-        for text in (*self._named, chat_template or ""):
-            check_utf8("the chat template" if text is chat_template else "a token", text)
         self._bytes = {i: token for token, i in self.ranks.items()}
         self._bytes |= {i: token.encode() for token, i in self._named.items()}
         known = self.special_tokens.keys()
@@ -148,57 +138,21 @@ class BPETokenizer:
         if add_bos and self.bos_token is None:
             self.bos_token = self.eos_token
         self.pad_token = pad_token or self.eos_token
-        self._pre, self.add_bos = make_pre_tokenizer(pattern), add_bos
-        self.pattern = self._pre.pattern
-        self.normalizer, self.chat_template = normalizer, chat_template
-        self.drop_unknown_bytes = drop_unknown_bytes
-        self._unknown = bytes(byte for byte in range(256) if bytes([byte]) not in self.ranks)
-        self._check()
-        spellings = sorted(map(re.escape, self._named), key=len, reverse=True)
-        self._names = re.compile("|".join(spellings)) if spellings else None
-
-    def _check(self) -> None:
-        if (missing := self._unknown) and not self.drop_unknown_bytes:
-            raise ValueError(f"{len(missing)} of the 256 bytes have no id, first {missing[0]}")
-        if twice := self.special_tokens.keys() & self.added_tokens.keys():
-            raise ValueError(f"{quoted(min(twice))} is special and not special")
-        ids = [*self.ranks.values(), *self._named.values()]
-        if len(self._bytes) < len(ids):
-            shared = next(i for i, count in Counter(ids).items() if count > 1)
-            raise ValueError(f"two tokens share the id {shared}")
-        if b"" in self._bytes.values():
-            raise ValueError("a token is empty")
         for name in (self.bos_token, self.eos_token, self.pad_token):
-            if name is not None and name not in self.special_tokens:
-                known = quoted([*self.special_tokens])
-                raise ValueError(f"{quoted(name)} is none of the special tokens {known}")
-        if self.normalizer not in (None, "NFC"):
-            raise ValueError(f"normalizer must be 'NFC' or None, not {quoted(self.normalizer)}")
-        if self.add_bos and self.bos_token is None:
+            if name is not None and name not in known:
+                raise ValueError(f"{quoted(name)} is none of the special tokens {quoted([*known])}")
+        if add_bos and self.bos_token is None:
             raise ValueError("add_bos needs a bos_token")
-
-    def decode_bytes(self, ids: Iterable[int]) -> bytes:
-        """The bytes of `ids`, exactly. Raises: ValueError for an unknown id."""
-        ids = ids.tolist() if hasattr(ids, "tolist") else ids
-        try:
-            return b"".join(map(self._bytes.__getitem__, ids))
-        except KeyError as error:
-            raise ValueError(f"no token has the id {error}; there are {len(self)} ids") from None
-
-    def decode(
-        self, ids: Iterable[int], *, errors: str = "replace", skip_special_tokens: bool = False
-    ) -> str:
-        """The text of `ids`; what is no UTF-8 becomes U+FFFD, or an error if errors="strict"."""
-        if skip_special_tokens:
-            left_out = {*self.special_tokens.values()}
-            ids = ids.tolist() if hasattr(ids, "tolist") else ids
-            ids = [i for i in ids if i not in left_out]
-        return self.decode_bytes(ids).decode("utf-8", errors)
-
-    def decoder(self, *, skip_special_tokens: bool = False) -> "StreamDecoder":
-        """A decoder for ids that arrive one by one."""
-        skip = self.special_tokens.values() if skip_special_tokens else ()
-        return StreamDecoder(self.decode_bytes, skip=skip)
+        if normalizer is not None:
+            check_one_of("normalizer", normalizer, ["NFC"])
+        if chat_template is not None:
+            check_utf8("the chat template", chat_template)
+        self.pre_tokenizer, self.add_bos = make_pre_tokenizer(pattern), add_bos
+        self.pattern, self.normalizer = self.pre_tokenizer.pattern, normalizer
+        self.drop_unknown_bytes = drop_unknown_bytes
+        self._memo = Memo(self._encode_word)
+        spellings = sorted(map(re.escape, self._named), key=len, reverse=True)
+        self.names = re.compile("|".join(spellings)) if spellings else None
 
     def __len__(self) -> int:
         return len(self._bytes)
@@ -220,51 +174,6 @@ class BPETokenizer:
     def pad_token_id(self) -> int | None:
         return None if self.pad_token is None else self.special_tokens[self.pad_token]
 
-    @cached_property
-    def merges(self) -> list[tuple[bytes, bytes]]:
-        """The pair that makes each longer token, in order (without tokens that no pair makes)."""
-        pairs = (parts for _, parts in find_merges(self.ranks) if len(parts) == 2)
-        return [(left, right) for left, right in pairs]
-
-    def pad(
-        self, rows: Iterable[list[int]], side: Literal["left", "right"]
-    ) -> tuple[list[list[int]], list[list[int]]]:
-        """Rows of one length, filled with the pad token, and their mask: 1 = token, 0 = padding.
-
-        Raises: ValueError for an unknown side, or if there is no pad token.
-        """
-        pad = self.pad_token_id
-        if side not in ("left", "right") or pad is None:
-            raise ValueError(f"cannot pad on side {side!r} with pad token {quoted(self.pad_token)}")
-        rows = [*rows]
-        length = max(map(len, rows), default=0)
-        ids, mask = [], []
-        for row in rows:
-            gap = length - len(row)
-            fill, real, empty = [pad] * gap, [1] * len(row), [0] * gap
-            ids.append(fill + row if side == "left" else row + fill)
-            mask.append(empty + real if side == "left" else real + empty)
-        return ids, mask
-
-    def _encode_text(self, text: str) -> list[int]:
-        """Ids of `text`, no special or added token in sight: words, each merged once."""
-        text = well_formed(text)
-        if self.normalizer:
-            text = unicodedata.normalize(self.normalizer, text)
-        ids: list[int] = []
-        for block in self._pre.blocks([text], size=1 << 16):
-            ids += chain.from_iterable(map(self._memo.__getitem__, self._pre.words(block)))
-        return ids
-
-    @cached_property
-    def _memo(self) -> Memo:
-        return Memo(self._encode_word)
-
-    def _encode_word(self, word: str) -> list[int]:
-        data = word.encode().translate(None, delete=self._unknown)
-        parts = [data] if data in self.ranks else merge_word(data, self.ranks)
-        return [self.ranks[part] for part in parts]
-
     def encode(
         self, text: str, *, allowed_special: Allowed = (), add_special_tokens: bool = True
     ) -> list[int]:
@@ -285,33 +194,6 @@ class BPETokenizer:
         """Ids of `text`, in which the spelling of a special token is text like any other."""
         return self._encode_parts(text, None) if self.added_tokens else self._encode_text(text)
 
-    def encode_batch(
-        self,
-        texts: Iterable[str],
-        *,
-        padding_side: Literal["left", "right"] | None = None,
-        allowed_special: Allowed = (),
-        add_special_tokens: bool = True,
-    ) -> list[list[int]] | tuple[list[list[int]], list[list[int]]]:
-        """Ids of each text, as `encode`; with a padding side, rows and their mask, as `pad`."""
-        check_texts(texts)
-        rows = [
-            self.encode(t, allowed_special=allowed_special, add_special_tokens=add_special_tokens)
-            for t in texts
-        ]
-        return rows if padding_side is None else self.pad(rows, padding_side)
-
-    def encode_iterable(
-        self, texts: Iterable[str], *, add_special_tokens: bool = True
-    ) -> Iterator[int]:
-        """Ids of the concatenation of `texts`, special tokens allowed, in constant memory."""
-        blocks = self._pre.blocks(texts, whole=self._names)
-        ids = chain.from_iterable(self._encode_parts(block, "all") for block in blocks)
-        if self.add_bos and add_special_tokens and (begin := self.bos_token_id) is not None:
-            first = next(ids, begin)
-            yield from (begin, first) if first != begin else (begin,)
-        yield from ids
-
     def _encode_parts(self, text: str, allowed: Allowed | None) -> list[int]:
         """Ids of the special and added tokens in `text`, and of the texts between them."""
         ids, start = [], 0
@@ -323,7 +205,7 @@ class BPETokenizer:
 
     def _find_special(self, text: str, allowed: Allowed | None) -> Iterator[re.Match[str]]:
         """The special and added tokens that `text` spells; if allowed is None, the added ones."""
-        for match in self._names.finditer(text) if self._names else ():
+        for match in self.names.finditer(text) if self.names else ():
             if (name := match[0]) in self.special_tokens:
                 if allowed is None:
                     continue  # plain text, also where an added token lies inside it
@@ -333,6 +215,44 @@ class BPETokenizer:
                         "allowed_special, or call encode_ordinary to read it as plain text"
                     )
             yield match
+
+    def _encode_text(self, text: str) -> list[int]:
+        """Ids of `text`, no special or added token in sight: words, each merged once."""
+        text = well_formed(text)
+        if self.normalizer:
+            text = unicodedata.normalize(self.normalizer, text)
+        parts: Iterable[str] = [text]
+        if len(text) > LONG_TEXT:
+            from minillm.tokenizer.bulk import blocks
+
+            parts = blocks(self.pre_tokenizer, parts, size=LONG_TEXT)
+        ids: list[int] = []
+        for part in parts:
+            ids += chain.from_iterable(map(self._memo.__getitem__, self.pre_tokenizer.words(part)))
+        return ids
+
+    def _encode_word(self, word: str) -> list[int]:
+        data = word.encode().translate(None, delete=self._unknown)
+        parts = [data] if data in self.ranks else merge_word(data, self.ranks)
+        return [self.ranks[part] for part in parts]
+
+    def decode_bytes(self, ids: Iterable[int]) -> bytes:
+        """The bytes of `ids`, exactly. Raises: ValueError for an unknown id."""
+        ids = ids.tolist() if hasattr(ids, "tolist") else ids
+        try:
+            return b"".join(map(self._bytes.__getitem__, ids))
+        except KeyError as error:
+            raise ValueError(f"no token has the id {error}; there are {len(self)} ids") from None
+
+    def decode(
+        self, ids: Iterable[int], *, errors: str = "replace", skip_special_tokens: bool = False
+    ) -> str:
+        """The text of `ids`; what is no UTF-8 becomes U+FFFD, or an error if errors="strict"."""
+        if skip_special_tokens:
+            left_out = {*self.special_tokens.values()}
+            ids = ids.tolist() if hasattr(ids, "tolist") else ids
+            ids = [i for i in ids if i not in left_out]
+        return self.decode_bytes(ids).decode("utf-8", errors)
 
     @classmethod
     def train(
@@ -372,26 +292,58 @@ class BPETokenizer:
         special = {token: len(ranks) + i for i, token in enumerate(special_tokens)}
         return cls(ranks, pattern, special, add_bos=add_bos)
 
-    def prune(self, keep_ids: Iterable[int]) -> tuple["BPETokenizer", list[int]]:
-        """A smaller tokenizer, and the old id of each of its ids: new embedding = old[old_ids].
+    def decoder(self, *, skip_special_tokens: bool = False) -> "StreamDecoder":
+        """A decoder for ids that arrive one by one."""
+        from minillm.tokenizer.bulk import StreamDecoder
 
-        Kept are the bytes, special and added tokens, `keep_ids` and the tokens they are merged
-        from: a text whose old ids are all kept is cut into the same tokens.
-        """
-        keep = {*keep_ids, *self._named.values()}
-        if unknown := keep - self._bytes.keys():
-            raise ValueError(f"no token has the id {min(unknown)}; there are {len(self)} ids")
-        for token, parts in reversed([*find_merges(self.ranks)]):
-            if self.ranks[token] in keep:
-                keep.update(self.ranks[part] for part in parts)
-        old_ids = sorted(keep | {i for token, i in self.ranks.items() if len(token) == 1})
-        new_id = {old: new for new, old in enumerate(old_ids)}
-        ranks = {token: new_id[i] for token, i in self.ranks.items() if i in new_id}
-        special = {token: new_id[i] for token, i in self.special_tokens.items()}
-        added = {token: new_id[i] for token, i in self.added_tokens.items()}
-        names = ("bos_token", "eos_token", "pad_token", "add_bos", "normalizer", "chat_template")
-        options = {name: getattr(self, name) for name in (*names, "drop_unknown_bytes")}
-        return BPETokenizer(ranks, self.pattern, special, added_tokens=added, **options), old_ids
+        skip = self.special_tokens.values() if skip_special_tokens else ()
+        return StreamDecoder(self.decode_bytes, skip=skip)
+
+    def encode_batch(
+        self,
+        texts: Iterable[str],
+        *,
+        padding_side: Literal["left", "right"] | None = None,
+        allowed_special: Allowed = (),
+        add_special_tokens: bool = True,
+    ) -> list[list[int]] | tuple[list[list[int]], list[list[int]]]:
+        """Ids of each text, as `encode`; with a padding side, rows and their mask, as `pad`."""
+        check_texts(texts)
+        rows = [
+            self.encode(t, allowed_special=allowed_special, add_special_tokens=add_special_tokens)
+            for t in texts
+        ]
+        return rows if padding_side is None else self.pad(rows, padding_side)
+
+    def encode_iterable(
+        self, texts: Iterable[str], *, add_special_tokens: bool = True
+    ) -> Iterator[int]:
+        """Ids of the concatenation of `texts`, special tokens allowed, in constant memory."""
+        from minillm.tokenizer.bulk import encode_iterable
+
+        return encode_iterable(self, texts, add_special_tokens=add_special_tokens)
+
+    @cached_property
+    def merges(self) -> list[tuple[bytes, bytes]]:
+        """The pair that makes each longer token, in order (without tokens that no pair makes)."""
+        from minillm.tokenizer.vocabulary import find_merges
+
+        pairs = (parts for _, parts in find_merges(self.ranks) if len(parts) == 2)
+        return [(left, right) for left, right in pairs]
+
+    def pad(
+        self, rows: Iterable[list[int]], side: Literal["left", "right"]
+    ) -> tuple[list[list[int]], list[list[int]]]:
+        """Rows of one length, filled with the pad token, and their mask: 1 = token, 0 = padding."""
+        from minillm.tokenizer.bulk import pad
+
+        return pad(self, rows, side)
+
+    def prune(self, keep_ids: Iterable[int]) -> tuple["BPETokenizer", list[int]]:
+        """A smaller tokenizer, and the old id of each of its ids: new embedding = old[old_ids]."""
+        from minillm.tokenizer.vocabulary import prune
+
+        return prune(self, keep_ids)
 
     def apply_chat_template(
         self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True
@@ -403,7 +355,7 @@ class BPETokenizer:
         from minillm.tokenizer.chat_template import render_chat
 
         text = render_chat(self, messages, add_generation_prompt=add_generation_prompt)
-        return self._encode_parts(text, "all")
+        return self.encode(text, allowed_special="all", add_special_tokens=False)
 
     def to_tiktoken(self) -> "tiktoken.Encoding":
         """The same tokenizer in the native library tiktoken (warns where tiktoken may differ)."""
@@ -450,43 +402,8 @@ class BPETokenizer:
         return cls(hf_json.read_tiktoken(Path(path)), pattern, special_tokens)
 
 
-class StreamDecoder:
-    """Ids in, whole characters out: the bytes of an unfinished character wait for the rest.
-
-    The ids in `skip` are left out.
-    """
-
-    def __init__(
-        self, decode_bytes: Callable[[Iterable[int]], bytes], *, skip: Iterable[int] = ()
-    ) -> None:
-        self._decode_bytes, self._skip = decode_bytes, {*skip}
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-
-    def push(self, token_id: int) -> str:
-        """The characters that `token_id` completes; often none."""
-        ids = [] if token_id in self._skip else [token_id]
-        return self._decoder.decode(self._decode_bytes(ids))
-
-    def finish(self) -> str:
-        """What is left at the end: U+FFFD for an unfinished character, else nothing."""
-        return self._decoder.decode(b"", final=True)
-
-
-def find_merges(ranks: Mapping[bytes, int]) -> Iterator[tuple[bytes, list[bytes]]]:
-    """Each token of two bytes or more, in order, with the parts that lower ranks make of it.
-
-    Two parts are the merge that makes the token; more mean that no merge of two tokens does.
-    """
-    lower: dict[bytes, int] = {}
-    for token in sorted(ranks, key=ranks.__getitem__):
-        if len(token) > 1:
-            yield token, merge_word(token, lower)
-        lower[token] = ranks[token]
-
-
-if TYPE_CHECKING:
-    from minillm.tokenizer.merges import Ties
-
 if TYPE_CHECKING:
     import tiktoken
     import tokenizers
+
+    from minillm.tokenizer.bulk import StreamDecoder

@@ -18,12 +18,13 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from minillm.checks import check_utf8, quoted
+from minillm.checks import check_utf8, is_id, quoted
 from minillm.files import read_json, recover, transaction
-from minillm.tokenizer.bpe import find_merges, is_id, merge_word
+from minillm.tokenizer.bpe import merge_word
 from minillm.tokenizer.chat_template import choose_template
 from minillm.tokenizer.merges import bytes_to_unicode
 from minillm.tokenizer.pretokenizer import GPT2_PATTERN
+from minillm.tokenizer.vocabulary import find_merges
 
 __all__ = [
     "CONFIG_FIELDS",

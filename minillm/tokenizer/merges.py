@@ -13,6 +13,7 @@ from itertools import pairwise
 from typing import Literal
 
 from minillm.checks import check_texts
+from minillm.tokenizer.bulk import blocks, chunks_of
 from minillm.tokenizer.pretokenizer import PreTokenizer, well_formed
 
 __all__ = ["PORTION", "Ties", "byte_alphabet", "bytes_to_unicode", "count_words", "learn_merges"]
@@ -38,8 +39,8 @@ def count_words(
     chunks: Counter[str] = Counter()
     seen = 0
     for text in texts:
-        for block in pre_tokenizer.blocks([well_formed(text)]):
-            head, *tail = pre_tokenizer.chunks(block)
+        for block in blocks(pre_tokenizer, [well_formed(text)]):
+            head, *tail = chunks_of(pre_tokenizer, block)
             words.update(pre_tokenizer.words(head))
             chunks.update(tail)
             seen += len(block)

@@ -1,4 +1,4 @@
-"""Text cut by several patterns, one after another, as the files of SmolLM and DeepSeek ask for.
+"""Patterns of strangers, watched, and several in turn, as SmolLM's and DeepSeek's files ask for.
 
 Explained in notebooks/deeper/02_tokenizer_files.
 """
@@ -12,14 +12,18 @@ from collections.abc import Sequence
 
 import regex
 
-from minillm.tokenizer.pretokenizer import GPT2_PATTERN, PreTokenizer, in_ascii
+from minillm.checks import quoted
+from minillm.tokenizer.pretokenizer import GPT2_PATTERN, PreTokenizer, in_ascii, make_pre_tokenizer
 
 __all__ = [
     "DEEPSEEK_V3_PATTERNS",
     "LONGEST_PATTERN",
+    "SECONDS_A_CHARACTER",
     "SMOLLM_PATTERNS",
     "SeveralPatterns",
+    "WatchedPattern",
     "check_pattern",
+    "watched",
 ]
 
 SMOLLM_PATTERNS = (r"\p{N}", GPT2_PATTERN)  # SmolLM, SmolLM2, StarCoder
@@ -42,8 +46,6 @@ _IN_ASCII = {
     ),
 }
 
-_SPACE = re.compile(r" (?=[!-/:-~])")  # before a sign or a letter, not before a digit
-
 LONGEST_PATTERN = 20_000  # characters; DeepSeek-V3's three have 154
 
 
@@ -63,11 +65,53 @@ def check_pattern(pattern: str) -> None:
         raise ValueError(f"{pattern!r:.90} counts to {max(counts)}: it would take too much memory")
 
 
-class SeveralPatterns(PreTokenizer):
+SECONDS_A_CHARACTER = 2e-5  # some forty times what a pattern needs that does not backtrack
+
+
+class WatchedPattern(PreTokenizer):
+    """A pattern that is not published: checked before it is compiled, and given a limit of time.
+
+    Raises: ValueError if the pattern is no regular expression, or captures groups.
+    """
+
+    def __init__(self, pattern: str) -> None:
+        check_pattern(pattern)
+        try:
+            compiled = regex.compile(pattern)
+        except (regex.error, RecursionError, OverflowError) as error:
+            raise ValueError(
+                f"{quoted(pattern, 400)} is not a regular expression: {error}"
+            ) from None
+        if compiled.groups:
+            raise ValueError(
+                f"{quoted(pattern, 400)} captures groups: write (?:...) instead of (...)"
+            )
+        self.pattern, self.published, self._find = pattern, False, compiled.findall
+
+    def words(self, text: str) -> list[str]:
+        """The words of `text` in order; joined, they are the text.
+
+        Raises: ValueError if the pattern leaves out a part of the text, or takes forever.
+        """
+        try:
+            words = self._find(text, timeout=1 + len(text) * SECONDS_A_CHARACTER)
+        except TimeoutError:
+            raise ValueError(
+                f"the pattern {quoted(self.pattern, 400)} takes forever on {text[:40]!r}: "
+                "does it repeat what is repeated?"
+            ) from None
+        if sum(map(len, words)) != len(text):
+            raise ValueError(
+                f"the pattern {quoted(self.pattern, 400)} leaves out parts of {text[:40]!r}"
+            )
+        return words
+
+
+class SeveralPatterns(WatchedPattern):
     """Cut text by several patterns in turn: each cuts what the one before has left.
 
     A match is cut out, and what lies between two matches is a piece as well: nothing is lost.
-    Raises: ValueError if they are no strings, or for a pattern that `PreTokenizer` refuses.
+    Raises: ValueError if they are no strings, or for a pattern that `WatchedPattern` refuses.
     """
 
     def __init__(self, patterns: Sequence[str]) -> None:
@@ -76,7 +120,7 @@ class SeveralPatterns(PreTokenizer):
             raise ValueError(f"patterns should be one string or several, not {patterns!r}")
         if sum(map(len, self.pattern)) > LONGEST_PATTERN:
             check_pattern("".join(self.pattern))
-        steps = [PreTokenizer(pattern) for pattern in self.pattern]
+        steps = [make_pre_tokenizer(pattern) for pattern in self.pattern]
         self._cuts = [
             regex.compile(step.pattern).findall  # leaves nothing out
             if step.published
@@ -90,6 +134,9 @@ class SeveralPatterns(PreTokenizer):
         if self.published:
             self._find_ascii = re.compile(_IN_ASCII[named], re.ASCII).findall
 
+    def words(self, text: str) -> list[str]:
+        return PreTokenizer.words(self, text) if self.published else super().words(text)
+
     def _cut(self, text: str, timeout: float = 86400.0) -> list[str]:
         """The words of `text`; a piece that occurs again is cut once by each pattern."""
         end = time.monotonic() + timeout
@@ -102,9 +149,9 @@ class SeveralPatterns(PreTokenizer):
             words = [part for piece in words for part in parts[piece]]
         return words
 
-    def chunks(self, text: str) -> list[str]:
-        """Cut before each space that a letter or a sign of ASCII follows, and drop that space.
 
-        A published sequence always ends a word there. Others are not cut.
-        """
-        return _SPACE.split(text) if self.published else [text]
+def watched(pattern: str | Sequence[str]) -> PreTokenizer:
+    """What cuts text by a pattern of a stranger, or by several."""
+    if isinstance(pattern, str) or len(pattern) == 1:
+        return WatchedPattern(pattern if isinstance(pattern, str) else pattern[0])
+    return SeveralPatterns(pattern)

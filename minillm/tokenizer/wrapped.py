@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from minillm.files import transaction, write_json
-from minillm.tokenizer.bpe import BEGIN_TOKENS, END_TOKENS, BPETokenizer, StreamDecoder
+from minillm.tokenizer.bpe import BEGIN_TOKENS, END_TOKENS, BPETokenizer
+from minillm.tokenizer.bulk import StreamDecoder
 from minillm.tokenizer.chat_template import render_chat
 from minillm.tokenizer.hf_json import DIGEST, NAMES, read_config, read_tokenizer, unspell
 from minillm.tokenizer.pretokenizer import well_formed

@@ -14,12 +14,8 @@ from minillm.exercises.tokenizer import (
     _from_the_right,
     _joined,
     _learned,
-    _leftmost_first,
-    _longest_first,
-    _merged,
     _overlapping,
     _replaced,
-    _rightmost_of_equals,
 )
 
 
@@ -103,26 +99,6 @@ def counted_once(words, num_merges):
     return sorted(counts, key=lambda pair: (counts[pair], pair), reverse=True)[:num_merges]
 
 
-def compression(tokenizer, texts):
-    return sum(len(t.encode()) for t in texts) / sum(len(tokenizer.encode(t)) for t in texts)
-
-
-def ratios(tokenizer, texts):
-    return sum(compression(tokenizer, [text]) for text in texts) / len(texts)
-
-
-def characters(tokenizer, texts):
-    return sum(map(len, texts)) / sum(len(tokenizer.encode(t)) for t in texts)
-
-
-def upside_down(tokenizer, texts):
-    return 1 / compression(tokenizer, texts)
-
-
-def joined_by(between):
-    return lambda tokenizer, texts: compression(tokenizer, [between.join(texts)])
-
-
 def stream(tokens):
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     return [*map(decoder.decode, tokens), decoder.decode(b"", final=True)]
@@ -154,28 +130,29 @@ def unfinished(tokens):
     return [*stream(tokens)[:-1], ""]
 
 
-def one_by_one(word, _):
-    return [word[i : i + 1] for i in range(len(word))]
+FOUND = {"word": "abc", "the function gives": ["ab", "c"], "right": ["a", "bc"]}
+TEXTS = {
+    "dear": "从前，芦苇丛中住着一只爱睡觉的松鼠，名叫青青。她做梦都想去看星星谷。",
+    "cheap": " international organizations understand environmental responsibilities",
+}
 
 
-def in_order(word, ranks):
-    """Another right answer: each merge in turn, everywhere."""
-    parts = one_by_one(word, ranks)
-    for token in sorted(ranks, key=ranks.get):
-        for i in range(1, len(token)):
-            parts = _replaced(parts, (token[:i], token[i:]), token)
-    return parts
+def one_by_one(tokens):
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    for token in tokens:
+        yield decoder.decode(token)
+    yield decoder.decode(b"", final=True)
 
 
 RIGHT = {
     "02.1": learn,
     "02.2": PIECES,
-    "02.3": _merged,
-    "02.4": stream,
-    "02.5": compression,
+    "02.3": FOUND,
+    "02.4": one_by_one,
+    "02.5": TEXTS,
 }
 
-ALSO_RIGHT = [("02.1", learn_in_lists), ("02.2", lambda: PIECES), ("02.3", in_order)]
+ALSO_RIGHT = [("02.1", learn_in_lists), ("02.2", lambda: PIECES), ("02.3", lambda: FOUND)]
 
 WRONG = [
     ("02.1", unweighted, "weigh its pairs"),
@@ -206,26 +183,29 @@ WRONG = [
     ("02.2", PIECES | {"wheel": "w he e l"}, "write a list of strings"),
     ("02.2", PIECES | {"hehe": ...}, "not filled in yet"),
     ("02.2", ["hen", "n", "a"], "a dictionary with the six words"),
-    ("02.3", _longest_first, "the longest token that fits"),
-    ("02.3", _leftmost_first, "the first pair that is known"),
-    ("02.3", _rightmost_of_equals, "at equal ranks the leftmost"),
-    ("02.3", lambda word, ranks: _merged(word, ranks, steps=1), "you stop too early"),
-    ("02.3", lambda word, ranks: _merged(word, ranks, sign=-1), "you take the highest rank"),
-    ("02.3", one_by_one, "nothing was joined in b'bca'"),
-    ("02.3", lambda word, ranks: [word[1:]], "should join to it again"),
-    ("02.3", lambda word, ranks: [word], "should become"),
+    ("02.3", FOUND | {"word": "bca"}, "the function is right: both give"),
+    ("02.3", FOUND | {"word": "abcd"}, "each a, b or c"),
+    ("02.3", FOUND | {"word": ""}, "one to six letters"),
+    ("02.3", FOUND | {"right": ...}, "not filled in yet"),
+    ("02.3", FOUND | {"right": ["a", "b", "c"]}, "the one learned first goes first"),
+    ("02.3", FOUND | {"the function gives": ["a", "b", "c"]}, "it joins the first pair"),
+    ("02.3", FOUND | {"right": "a bc"}, "a list of pieces"),
+    ("02.3", {**FOUND, "the function gives": ["a", "bc"], "right": ["ab", "c"]}, "wrong way round"),
+    ("02.3", ["abc"], "a dictionary with the three keys"),
     ("02.4", alone, "decoded alone"),
     ("02.4", all_at_the_end, "not in time"),
     ("02.4", waits_for_ever, "can never become a character become � at once"),
     ("02.4", unfinished, "should leave '\ufffd'"),
     ("02.4", lambda tokens: stream(tokens)[:-1], "one string is missing"),
-    ("02.5", characters, "'中' is three bytes"),
-    ("02.5", upside_down, "turn it over"),
-    ("02.5", ratios, "divide the totals"),
-    ("02.5", joined_by(""), "encode each text alone"),
-    ("02.5", joined_by(" "), "encode each text alone"),
-    ("02.5", joined_by("\n"), "encode each text alone"),
-    ("02.5", lambda tokenizer, texts: 3.0, "not 3.0000"),
+    ("02.4", lambda tokens: iter(stream(tokens)), "before you give string number 1"),
+    ("02.5", TEXTS | {"dear": TEXTS["cheap"]}, "more ids than characters"),
+    ("02.5", TEXTS | {"cheap": TEXTS["dear"]}, "six characters for each id"),
+    ("02.5", TEXTS | {"cheap": "The fox met a bear and laughed at it."}, "six characters for each"),
+    ("02.5", TEXTS | {"dear": "狐狸"}, "at least thirty"),
+    ("02.5", TEXTS | {"cheap": "=" * 64}, "ten different ones"),
+    ("02.5", TEXTS | {"cheap": ...}, "not filled in yet"),
+    ("02.5", TEXTS | {"dear": 5}, "should be a text"),
+    ("02.5", "狐狸", "with the keys dear and cheap"),
 ]
 
 

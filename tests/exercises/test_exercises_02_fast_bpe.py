@@ -7,8 +7,8 @@ from itertools import pairwise
 import pytest
 
 from minillm.exercises import grade
-from minillm.exercises.fast_bpe import _changes, _popped, _ranks
-from minillm.exercises.tokenizer import _longest_first, _merged, _replaced
+from minillm.exercises.fast_bpe import _changes, _longest_first, _merged, _popped, _ranks
+from minillm.exercises.tokenizer import _replaced
 
 
 def fewest(word, tokens):

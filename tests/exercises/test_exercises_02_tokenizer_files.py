@@ -8,8 +8,9 @@ from tokenizers import Tokenizer
 
 from minillm.exercises import grade
 from minillm.exercises.tokenizer_files import EFFECTS, _closure
-from minillm.tokenizer.bpe import BPETokenizer, find_merges
+from minillm.tokenizer.bpe import BPETokenizer
 from minillm.tokenizer.hf_json import spell, splits, to_json
+from minillm.tokenizer.vocabulary import find_merges
 
 
 def read_ranks(lines):

@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizer_texts import END, NATURAL, trained
 
+from minillm.tokenizer import bulk
 from minillm.tokenizer.bpe import BPETokenizer, Memo, merge_word
 from minillm.tokenizer.long_words import merge_long_word
 from minillm.tokenizer.pretokenizer import GPT2_PATTERN, GPT4_PATTERN, PATTERNS
@@ -177,7 +178,7 @@ def test_a_stream_is_encoded_as_its_whole(tokenizer, monkeypatch):
     while start < len(text):
         pieces.append(text[start : start + rng.randint(0, 5000)])
         start += len(pieces[-1])
-    monkeypatch.setattr(tokenizer._pre, "blocks", partial(tokenizer._pre.blocks, size=2000))
+    monkeypatch.setattr(bulk, "blocks", partial(bulk.blocks, size=2000))
     streamed = list(tokenizer.encode_iterable(pieces))
     assert streamed == tokenizer.encode(text, allowed_special="all")
 

@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from tokenizer_texts import trained
 from tokenizers import Tokenizer, models
 
-from minillm.tokenizer.bpe import BPETokenizer, find_merges
+from minillm.tokenizer.bpe import BPETokenizer
 from minillm.tokenizer.hf_json import check_merges, spell, splits
 from minillm.tokenizer.pretokenizer import GPT4_PATTERN
+from minillm.tokenizer.vocabulary import find_merges
 
 BYTES = {bytes([byte]): byte for byte in range(256)}
 

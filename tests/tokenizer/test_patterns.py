@@ -14,6 +14,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, train
 from transformers import PreTrainedTokenizerFast
 
 from minillm.tokenizer.bpe import BPETokenizer
+from minillm.tokenizer.bulk import blocks, chunks_of
 from minillm.tokenizer.hf_json import DIGEST
 from minillm.tokenizer.patterns import DEEPSEEK_V3_PATTERNS, SMOLLM_PATTERNS
 from minillm.tokenizer.pretokenizer import (
@@ -119,7 +120,7 @@ def test_words_are_those_of_tokenizers(name, text):
     steps = pre_tokenizers.Sequence(splits(patterns)[:-1])
     words = [text[start:end] for _, (start, end) in steps.pre_tokenize_str(text)]
     assert pre.words(text) == words and "".join(words) == text
-    head, *tail = pre.chunks(text)
+    head, *tail = chunks_of(pre, text)
     assert pre.words(head) + [w for chunk in tail for w in pre.words(" " + chunk)] == words
 
 
@@ -130,22 +131,22 @@ def test_blocks_end_with_a_word(name, pieces, size):
     pre, whole = make_pre_tokenizer(KNOWN[name]), re.compile("s12s")
     text = "s12s".join(pieces)
     stream = [text[i : i + 3] for i in range(0, len(text), 3)]
-    with patch("minillm.tokenizer.pretokenizer.KEEP", 4):
-        blocks = list(pre.blocks(stream, whole=whole, size=size))
+    with patch("minillm.tokenizer.bulk.KEEP", 4):
+        found = list(blocks(pre, stream, whole=whole, size=size))
 
     def words(text):
         parts = re.split("(s12s)", text)
         return [w for i, p in enumerate(parts) for w in ([p] if i % 2 else pre.words(p))]
 
-    assert "".join(blocks) == text
-    assert [word for block in blocks for word in words(block)] == words(text)
+    assert "".join(found) == text
+    assert [word for block in found for word in words(block)] == words(text)
 
 
 def test_long_text_comes_in_many_blocks_only_where_a_cut_is_known_to_be_safe():
     text = ["word 12, か・カ. " * 10_000]
     for patterns in KNOWN.values():
-        assert len(list(make_pre_tokenizer(patterns).blocks(text, size=1000))) > 20
-    assert len(list(make_pre_tokenizer(OTHER["leaves out"]).blocks(text, size=1000))) == 1
+        assert len(list(blocks(make_pre_tokenizer(patterns), text, size=1000))) > 20
+    assert len(list(blocks(make_pre_tokenizer(OTHER["leaves out"]), text, size=1000))) == 1
 
 
 def test_line_ends_may_be_spelled_or_stand_themselves():

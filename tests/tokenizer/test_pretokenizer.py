@@ -10,7 +10,8 @@ import tiktoken
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from minillm.tokenizer import pretokenizer
+from minillm.tokenizer import patterns
+from minillm.tokenizer.bulk import blocks, chunks_of
 from minillm.tokenizer.pretokenizer import (
     GPT2_PATTERN,
     GPT4_PATTERN,
@@ -36,7 +37,7 @@ def pre(request):
 @given(text=texts)
 def test_chunks_split_into_the_words_of_the_whole(pre, text):
     words = regex.findall(pre.pattern, text)
-    head, *tail = pre.chunks(text)
+    head, *tail = chunks_of(pre, text)
     found = pre.words(head) + [word for chunk in tail for word in pre.words(" " + chunk)]
     assert "".join(words) == text
     assert found == words == pre.words(text)
@@ -54,10 +55,10 @@ def test_blocks_end_with_a_word_and_leave_special_tokens_whole(pre, pieces, size
     whole = re.compile("s12s")
     text = "s12s".join(pieces)
     stream = [text[i : i + 3] for i in range(0, len(text), 3)]
-    with patch("minillm.tokenizer.pretokenizer.KEEP", 4):
-        blocks = list(pre.blocks(stream, whole=whole, size=size))
-    assert "".join(blocks) == text
-    assert [w for b in blocks for w in parts(pre, whole, b)] == parts(pre, whole, text)
+    with patch("minillm.tokenizer.bulk.KEEP", 4):
+        found = list(blocks(pre, stream, whole=whole, size=size))
+    assert "".join(found) == text
+    assert [w for b in found for w in parts(pre, whole, b)] == parts(pre, whole, text)
 
 
 def parts(pre, whole, text):
@@ -66,8 +67,8 @@ def parts(pre, whole, text):
 
 
 def test_long_text_comes_in_many_blocks_and_text_without_borders_in_one(pre):
-    assert len(list(pre.blocks(["word, " * 10000], size=1000))) > 20
-    assert len(list(pre.blocks(["!" * 100000], size=1000))) == 1
+    assert len(list(blocks(pre, ["word, " * 10000], size=1000))) > 20
+    assert len(list(blocks(pre, ["!" * 100000], size=1000))) == 1
 
 
 def test_published_patterns_say_what_the_notebook_says_of_them():
@@ -91,17 +92,17 @@ def test_surrogates_are_joined_or_replaced():
 @pytest.mark.parametrize(("pattern", "message"), [("(", "not a regular"), ("(a)|.", "captures")])
 def test_bad_patterns_are_refused(pattern, message):
     with pytest.raises(ValueError, match=message):
-        PreTokenizer(pattern)
+        make_pre_tokenizer(pattern)
 
 
 def test_a_pattern_that_leaves_out_text_is_an_error():
     with pytest.raises(ValueError, match="leaves out"):
-        PreTokenizer(r"\w+").words("one two")
-    assert PreTokenizer(r"\w+|\W+").words("one two") == ["one", " ", "two"]
+        make_pre_tokenizer(r"\w+").words("one two")
+    assert make_pre_tokenizer(r"\w+|\W+").words("one two") == ["one", " ", "two"]
 
 
 def test_a_pattern_that_takes_forever_is_stopped():
-    pre = PreTokenizer(r"(?:\w|\w\w)+$|.")
+    pre = make_pre_tokenizer(r"(?:\w|\w\w)+$|.")
     assert pre.words("ab!cd") == ["a", "b", "!", "cd"]
     start = time.process_time()
     with pytest.raises(ValueError, match=r"the pattern .* takes forever on 'aaaa"):
@@ -115,7 +116,7 @@ NESTED = "(?:" * 3000 + "a" + ")" * 3000
 @pytest.mark.parametrize("pattern", ["a{100000000}", "a{5,2000}", "(?:a{900}){900}", NESTED])
 def test_a_pattern_too_large_to_compile_is_refused(pattern):
     with pytest.raises(ValueError, match=r"too much memory|not a regular expression"):
-        PreTokenizer(pattern)
+        make_pre_tokenizer(pattern)
 
 
 def nested(count, times, inner="a"):
@@ -151,7 +152,7 @@ GREAT = {
 @pytest.mark.parametrize("how", GREAT)
 def test_a_strangers_pattern_costs_little_before_it_is_used(how):
     pattern, message = GREAT[how]
-    for make in (PreTokenizer, lambda pattern: make_pre_tokenizer([r"\p{N}", pattern])):
+    for make in (make_pre_tokenizer, lambda pattern: make_pre_tokenizer([r"\p{N}", pattern])):
         with pytest.raises(ValueError, match=message) as found:
             make(pattern)
         assert len(str(found.value)) < 300 or "not a regular" in message or "groups" in message
@@ -190,8 +191,8 @@ SLOW = {
 
 @pytest.mark.parametrize("how", SLOW)
 def test_a_strangers_pattern_is_stopped(how, monkeypatch):
-    monkeypatch.setattr(pretokenizer, "SECONDS_A_CHARACTER", -0.95 / 4001)  # 0.05 s in all
-    pre = PreTokenizer(SLOW[how])
+    monkeypatch.setattr(patterns, "SECONDS_A_CHARACTER", -0.95 / 4001)  # 0.05 s in all
+    pre = make_pre_tokenizer(SLOW[how])
     start = time.process_time()
     with pytest.raises(ValueError, match="takes forever on 'aaaa"):
         pre.words("a" * 4000 + "!")

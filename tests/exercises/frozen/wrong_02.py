@@ -2,7 +2,7 @@
 
 import codecs
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -74,53 +74,6 @@ PIECES = {
 }
 
 
-def _merged(
-    word: bytes, ranks: Mapping[bytes, int], *, steps: int | None = None, sign: int = 1
-) -> list[bytes]:
-    parts = [word[i : i + 1] for i in range(len(word))]
-    while steps is None or steps > 0:
-        unions = [parts[i] + parts[i + 1] for i in range(len(parts) - 1)]
-        known = [(sign * ranks[union], i) for i, union in enumerate(unions) if union in ranks]
-        if not known:
-            return parts
-        i = min(known)[1]
-        parts[i : i + 2] = [unions[i]]
-        steps = None if steps is None else steps - 1
-    return parts
-
-
-def _rightmost_of_equals(word: bytes, ranks: Mapping[bytes, int]) -> list[bytes]:
-    parts = [word[i : i + 1] for i in range(len(word))]
-    while True:
-        unions = [parts[i] + parts[i + 1] for i in range(len(parts) - 1)]
-        known = [(ranks[union], -i) for i, union in enumerate(unions) if union in ranks]
-        if not known:
-            return parts
-        i = -min(known)[1]
-        parts[i : i + 2] = [unions[i]]
-
-
-def _longest_first(word: bytes, tokens: Collection[bytes]) -> list[bytes]:
-    parts, i = [], 0
-    while i < len(word):
-        end = next(e for e in range(len(word), i, -1) if e == i + 1 or word[i:e] in tokens)
-        parts.append(word[i:end])
-        i = end
-    return parts
-
-
-def _leftmost_first(word: bytes, ranks: Mapping[bytes, int]) -> list[bytes]:
-    parts = [word[i : i + 1] for i in range(len(word))]
-    i = 0
-    while i < len(parts) - 1:
-        if parts[i] + parts[i + 1] in ranks:
-            parts[i : i + 2] = [parts[i] + parts[i + 1]]
-            i = 0
-        else:
-            i += 1
-    return parts
-
-
 def unweighted(words, num_merges):
     return _learned(words, num_merges, weigh=False)
 
@@ -181,26 +134,6 @@ def counted_once(words, num_merges):
     return sorted(counts, key=lambda pair: (counts[pair], pair), reverse=True)[:num_merges]
 
 
-def compression(tokenizer, texts):
-    return sum(len(t.encode()) for t in texts) / sum(len(tokenizer.encode(t)) for t in texts)
-
-
-def ratios(tokenizer, texts):
-    return sum(compression(tokenizer, [text]) for text in texts) / len(texts)
-
-
-def characters(tokenizer, texts):
-    return sum(map(len, texts)) / sum(len(tokenizer.encode(t)) for t in texts)
-
-
-def upside_down(tokenizer, texts):
-    return 1 / compression(tokenizer, texts)
-
-
-def joined_by(between):
-    return lambda tokenizer, texts: compression(tokenizer, [between.join(texts)])
-
-
 def stream(tokens):
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     return [*map(decoder.decode, tokens), decoder.decode(b"", final=True)]
@@ -232,9 +165,13 @@ def unfinished(tokens):
     return [*stream(tokens)[:-1], ""]
 
 
-def one_by_one(word, _):
-    return [word[i : i + 1] for i in range(len(word))]
-
+# 02.3 asks for a counterexample and 02.5 for two texts since a vocabulary is looked at: before,
+# both asked for a cell of the page again. 02.4 wants each string before the next token.
+FOUND = {"word": "abc", "the function gives": ["ab", "c"], "right": ["a", "bc"]}
+TEXTS = {
+    "dear": "从前，芦苇丛中住着一只爱睡觉的松鼠，名叫青青。她做梦都想去看星星谷。",
+    "cheap": " international organizations understand environmental responsibilities",
+}
 
 WRONG = [
     ("02.1", unweighted, "weigh its pairs"),
@@ -265,24 +202,27 @@ WRONG = [
     ("02.2", PIECES | {"wheel": "w he e l"}, "write a list of strings"),
     ("02.2", PIECES | {"hehe": ...}, "not filled in yet"),
     ("02.2", ["hen", "n", "a"], "a dictionary with the six words"),
-    ("02.3", _longest_first, "the longest token that fits"),
-    ("02.3", _leftmost_first, "the first pair that is known"),
-    ("02.3", _rightmost_of_equals, "at equal ranks the leftmost"),
-    ("02.3", lambda word, ranks: _merged(word, ranks, steps=1), "you stop too early"),
-    ("02.3", lambda word, ranks: _merged(word, ranks, sign=-1), "you take the highest rank"),
-    ("02.3", one_by_one, "nothing was joined in b'bca'"),
-    ("02.3", lambda word, ranks: [word[1:]], "should join to it again"),
-    ("02.3", lambda word, ranks: [word], "should become"),
+    ("02.3", FOUND | {"word": "bca"}, "the function is right: both give"),
+    ("02.3", FOUND | {"word": "abcd"}, "each a, b or c"),
+    ("02.3", FOUND | {"word": ""}, "one to six letters"),
+    ("02.3", FOUND | {"right": ...}, "not filled in yet"),
+    ("02.3", FOUND | {"right": ["a", "b", "c"]}, "the one learned first goes first"),
+    ("02.3", FOUND | {"the function gives": ["a", "b", "c"]}, "it joins the first pair"),
+    ("02.3", FOUND | {"right": "a bc"}, "a list of pieces"),
+    ("02.3", {**FOUND, "the function gives": ["a", "bc"], "right": ["ab", "c"]}, "wrong way round"),
+    ("02.3", ["abc"], "a dictionary with the three keys"),
     ("02.4", alone, "decoded alone"),
     ("02.4", all_at_the_end, "not in time"),
     ("02.4", waits_for_ever, "can never become a character become � at once"),
     ("02.4", unfinished, "should leave '�'"),
     ("02.4", lambda tokens: stream(tokens)[:-1], "one string is missing"),
-    ("02.5", characters, "'中' is three bytes"),
-    ("02.5", upside_down, "turn it over"),
-    ("02.5", ratios, "divide the totals"),
-    ("02.5", joined_by(""), "encode each text alone"),
-    ("02.5", joined_by(" "), "encode each text alone"),
-    ("02.5", joined_by("\n"), "encode each text alone"),
-    ("02.5", lambda tokenizer, texts: 3.0, "not 3.0000"),
+    ("02.4", lambda tokens: iter(stream(tokens)), "before you give string number 1"),
+    ("02.5", TEXTS | {"dear": TEXTS["cheap"]}, "more ids than characters"),
+    ("02.5", TEXTS | {"cheap": TEXTS["dear"]}, "six characters for each id"),
+    ("02.5", TEXTS | {"cheap": "The fox met a bear and laughed at it."}, "six characters for each"),
+    ("02.5", TEXTS | {"dear": "狐狸"}, "at least thirty"),
+    ("02.5", TEXTS | {"cheap": "=" * 64}, "ten different ones"),
+    ("02.5", TEXTS | {"cheap": ...}, "not filled in yet"),
+    ("02.5", TEXTS | {"dear": 5}, "should be a text"),
+    ("02.5", "狐狸", "with the keys dear and cheap"),
 ]
