@@ -76,13 +76,17 @@ class Memo(dict):
 
 
 if TYPE_CHECKING:
+    import tiktoken
+    import tokenizers
+
+    from minillm.tokenizer.bulk import StreamDecoder
     from minillm.tokenizer.merges import Ties
 
 BEGIN_TOKENS = ("<|begin_of_text|>", "<|startoftext|>", "<bos>", "<s>")
 
-LONG_TEXT = 1 << 16  # characters from which a text is encoded in blocks
-
 END_TOKENS = ("<|endoftext|>", "<|end_of_text|>", "<|im_end|>", "<eos>", "</s>")
+
+LONG_TEXT = 1 << 16  # characters from which a text is encoded in blocks
 
 Allowed = Literal["all"] | Collection[str]  # special tokens that a text may spell
 
@@ -102,8 +106,7 @@ class BPETokenizer:
         add_bos: `encode` puts the begin token first; without one the end token, as GPT-2 does.
         normalizer: "NFC" composes characters before encoding, so decoding returns composed text.
         chat_template: a Jinja2 template for `apply_chat_template`.
-        drop_unknown_bytes: bytes without a token are left out of the ids, as published vocabularies
-            have it that were learnt without them (SmolLM2's lacks 21, control characters and such).
+        drop_unknown_bytes: bytes without a token are left out of the ids (SmolLM2 lacks 21).
     Raises: ValueError if ids or names repeat, bytes are missing, one of the three is unknown, the
         pattern is bad, the normalizer unknown, or a begin token to be added when there is none.
     """
@@ -269,9 +272,8 @@ class BPETokenizer:
         """Learn `vocab_size` ids: bytes, merges (fewer if the text runs out), special tokens.
 
         `add_bos` is for a model that learns rows which begin with the begin token: so will prompts.
-        Raises: ValueError if `vocab_size` has no room for the bytes and the special tokens, if
-            these are one string, or the same twice, or hold none that could begin a text; for the
-            name of a file instead of its text.
+        Raises: ValueError if there is no room for bytes and special tokens, if these are one
+            string, or repeat, or cannot begin a text; for a file's name instead of its text.
         """
         from minillm.tokenizer.merges import byte_alphabet, count_words, learn_merges
 
@@ -348,10 +350,7 @@ class BPETokenizer:
     def apply_chat_template(
         self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True
     ) -> list[int]:
-        """Ids of a conversation, written by the chat template that came with the tokenizer.
-
-        Raises: ValueError if there is no template, or if a message spells a special token.
-        """
+        """Ids of a conversation, written by the chat template; no message may spell a border."""
         from minillm.tokenizer.chat_template import render_chat
 
         text = render_chat(self, messages, add_generation_prompt=add_generation_prompt)
@@ -377,10 +376,7 @@ class BPETokenizer:
 
     @classmethod
     def load(cls, path: str | Path) -> "BPETokenizer":
-        """Read a `tokenizer.json`, or the folder that holds it: ours, or any byte-level BPE.
-
-        Raises: ValueError if the file is damaged or needs a feature that this class lacks.
-        """
+        """Read a `tokenizer.json`, or the folder that holds it: ours, or any byte-level BPE."""
         from minillm.tokenizer import hf_json
 
         return cls(**hf_json.load(Path(path)))
@@ -393,17 +389,7 @@ class BPETokenizer:
         pattern: str | Sequence[str] = LLAMA3_PATTERN,
         special_tokens: Mapping[str, int] | None = None,
     ) -> "BPETokenizer":
-        """Read a file of ranks as tiktoken and Llama 3 ship; the file holds nothing else.
-
-        Raises: ValueError naming the line that is damaged.
-        """
+        """Read a file of ranks as tiktoken and Llama 3 ship; the file holds nothing else."""
         from minillm.tokenizer import hf_json
 
         return cls(hf_json.read_tiktoken(Path(path)), pattern, special_tokens)
-
-
-if TYPE_CHECKING:
-    import tiktoken
-    import tokenizers
-
-    from minillm.tokenizer.bulk import StreamDecoder
