@@ -17,8 +17,10 @@ __all__ = [
     "check_mask",
     "check_number",
     "check_one_of",
+    "check_settings",
     "check_texts",
     "check_utf8",
+    "count_in",
     "quoted",
     "texts_of",
 ]
@@ -44,6 +46,26 @@ def check_one_of(name: str, value: Any, known: Sequence[str]) -> None:
     """Raises: ValueError for a name that is not known; the error lists those that are."""
     if value not in known:
         raise ValueError(f"{name} {quoted(value)} is unknown: choose one of {', '.join(known)}")
+
+
+def check_settings(saved: dict[str, Any], ours: dict[str, Any]) -> None:
+    """Raise a ValueError that names each setting in which two runs differ."""
+    names = sorted(saved.keys() | ours.keys())
+    wrong = [
+        f"{n}: saved {saved.get(n)!r}, now {ours.get(n)!r}"
+        for n in names
+        if saved.get(n) != ours.get(n)
+    ]
+    if wrong:
+        raise ValueError("the saved run had other settings: " + "; ".join(wrong))
+
+
+def count_in(state: dict[str, Any], name: str) -> int:
+    """A count from 0 in a saved state. Raises: ValueError if it is something else."""
+    value = state.get(name)
+    if type(value) is not int or value < 0:
+        raise ValueError(f"{name} must be a count from 0, not {value!r}")
+    return value
 
 
 def check_utf8(name: str, text: str) -> None:
