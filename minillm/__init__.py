@@ -41,6 +41,7 @@ _PUBLIC = {
         "conversation_examples",
         "document_example",
     ],
+    "training.run": ["Run"],
     "training.trainer": ["TrainConfig", "Trainer"],
     "model": ["CausalLM", "Decoder"],
     "config": ["ModelConfig"],

@@ -34,10 +34,12 @@ __all__ = [
     "check_number",
     "check_one_of",
     "check_positions",
+    "check_settings",
     "check_sizes",
     "check_texts",
     "check_tokens",
     "check_utf8",
+    "count_in",
     "is_id",
     "list_of",
     "number",
@@ -147,6 +149,26 @@ def check_fields(kind: type, values: Mapping[str, Any]) -> None:
     for name, value in values.items():
         if words := _words_if_wrong(value, hints[name]):
             raise ValueError(f"{name} must be {words}, not {quoted(value)}")
+
+
+def check_settings(saved: dict[str, Any], ours: dict[str, Any]) -> None:
+    """Raise a ValueError that names each setting in which two runs differ."""
+    names = sorted(saved.keys() | ours.keys())
+    wrong = [
+        f"{n}: saved {saved.get(n)!r}, now {ours.get(n)!r}"
+        for n in names
+        if saved.get(n) != ours.get(n)
+    ]
+    if wrong:
+        raise ValueError("the saved run had other settings: " + "; ".join(wrong))
+
+
+def count_in(state: dict[str, Any], name: str) -> int:
+    """A count from 0 in a saved state. Raises: ValueError if it is something else."""
+    value = state.get(name)
+    if type(value) is not int or value < 0:
+        raise ValueError(f"{name} must be a count from 0, not {value!r}")
+    return value
 
 
 def check_utf8(name: str, text: str) -> None:

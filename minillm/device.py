@@ -1,4 +1,4 @@
-"""Which device to compute on. Written by hand."""
+"""Which device to compute on, and where its random numbers stand. Written by hand."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import torch
+    from torch import Tensor
 
-__all__ = ["pick_device"]
+__all__ = ["pick_device", "rng_state", "set_rng_state"]
 
 
 def pick_device() -> torch.device:
@@ -20,3 +21,26 @@ def pick_device() -> torch.device:
     if torch.cuda.is_available():
         return torch.device("cuda")
     return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+
+
+def rng_state(device: torch.device) -> dict[str, Tensor]:
+    """Where torch's random numbers stand, on the CPU and on the device."""
+    import torch
+
+    state = {"cpu": torch.get_rng_state()}
+    if device.type == "cuda":
+        state["cuda"] = torch.cuda.get_rng_state(device)
+    elif device.type == "mps":
+        state["mps"] = torch.mps.get_rng_state()
+    return state
+
+
+def set_rng_state(state: dict[str, Tensor], device: torch.device) -> None:
+    """Go back to where `rng_state` was called."""
+    import torch
+
+    torch.set_rng_state(state["cpu"])
+    if device.type == "cuda" and "cuda" in state:
+        torch.cuda.set_rng_state(state["cuda"], device)
+    elif device.type == "mps" and "mps" in state:
+        torch.mps.set_rng_state(state["mps"])

@@ -22,6 +22,7 @@ from minillm.model import CausalLM
 from minillm.nn.moe import RouterBalance, expert_load
 from minillm.pretrained.load import from_pretrained, save_pretrained
 from minillm.training.data import WindowBatches, pad_rows
+from minillm.training.run import Run
 from minillm.training.trainer import TrainConfig, Trainer
 
 NAMES = ["mixtral", "qwen3_moe", "deepseek_v3-experts"]
@@ -112,13 +113,14 @@ def padded(*lengths, seed=0):
     return pad_rows(rows, 14, 0)
 
 
-def balanced(name, source, steps=8, *, balance, batches=2, **settings):
+def balanced(name, source, steps=8, *, balance, batches=2, run=None, **settings):
     """In float64: trained weights of two ways to add up can be compared closely."""
     model = CausalLM(FAMILY_CONFIGS[name], seed=1).double()
     config = TrainConfig(
         steps, max_lr=1e-2, warmup_steps=1, gradient_accumulation_steps=batches, **settings
     )
-    return Trainer(model, source, config, balance=RouterBalance(model, **balance), progress=False)
+    balance = RouterBalance(model, **balance)
+    return Trainer(model, source, config, run=run, balance=balance, progress=False)
 
 
 def same_weights(a, b):
@@ -183,9 +185,9 @@ def test_balanced_runs_resume_bit_for_bit(name, tmp_path):
     plain.balance = None
     plain.train()
     assert not same_weights(whole, plain)
-    first = balanced(name, Batches(*batches), balance=BALANCE[name], output_dir=str(tmp_path))
+    first = balanced(name, Batches(*batches), balance=BALANCE[name], run=Run(tmp_path))
     first.train(until=3)
-    second = balanced(name, Batches(*batches), balance=BALANCE[name], output_dir=str(tmp_path))
+    second = balanced(name, Batches(*batches), balance=BALANCE[name], run=Run(tmp_path))
     assert second.resume() and second.step == 3
     second.train()
     assert same_weights(whole, second)
@@ -193,7 +195,7 @@ def test_balanced_runs_resume_bit_for_bit(name, tmp_path):
         name,
         Batches(*batches),
         balance={key: 0.5 for key in BALANCE[name] if key != "pooled"},
-        output_dir=str(tmp_path),
+        run=Run(tmp_path),
     )
     with pytest.raises(ValueError, match=r"balance: saved \{'loss'.*now \{'loss'"):
         other.resume()

@@ -15,6 +15,7 @@ from torch import nn
 
 from minillm.training.checkpoint import newest_checkpoint
 from minillm.training.data import WindowBatches
+from minillm.training.run import Run
 from minillm.training.trainer import TrainConfig, Trainer
 
 try:
@@ -57,11 +58,12 @@ def records(folder):
 
 
 def make(folder=None, steps=24, *, model=None, source=None, **settings):
-    interval = 0 if folder is None else 5
-    settings = {"warmup_steps": 4, "checkpoint_interval": interval, "log_interval": 4, **settings}
-    config = TrainConfig(steps, output_dir=None if folder is None else str(folder), **settings)
-    source = source or WindowBatches(TOKENS, 4, 12, seed=3)
-    return Trainer(tiny() if model is None else model, source, config, progress=False)
+    run = {"checkpoint_interval": 5}
+    run |= {k: settings.pop(k) for k in ("checkpoint_interval", "keep") if k in settings}
+    config = TrainConfig(steps, **{"warmup_steps": 4, "log_interval": 4, **settings})
+    part = None if folder is None else Run(folder, **run)
+    batches = source or WindowBatches(TOKENS, 4, 12, seed=3)
+    return Trainer(tiny() if model is None else model, batches, config, run=part, progress=False)
 
 
 def weights(trainer):
@@ -257,18 +259,17 @@ def learns_and_resumes_bit_for_bit(make_model, folder):
     """A short training learns; one that is stopped and resumed ends with the same weights."""
     text = torch.arange(400) % 7 + torch.arange(400) // 7 % 5
 
-    def trainer(output_dir=None):
-        settings = TrainConfig(
-            30, max_lr=1e-2, warmup_steps=2, log_interval=1, output_dir=output_dir
-        )
-        return Trainer(make_model(), WindowBatches(text, 4, 16), settings, progress=False)
+    def trainer(run=None):
+        settings = TrainConfig(30, max_lr=1e-2, warmup_steps=2, log_interval=1)
+        batches = WindowBatches(text, 4, 16)
+        return Trainer(make_model(), batches, settings, run=run, progress=False)
 
     whole = trainer()
     losses = [record["loss"] for record in whole.train()]
     assert losses[-1] < losses[0] / 2
-    first = trainer(str(folder))
+    first = trainer(Run(folder))
     first.train(until=12)
-    second = trainer(str(folder))
+    second = trainer(Run(folder))
     assert second.resume() and second.step == 12
     second.train()
     for key, value in whole.model.state_dict().items():

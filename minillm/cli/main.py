@@ -318,6 +318,7 @@ def train(a: argparse.Namespace) -> None:
     from minillm.training import distributed
     from minillm.training.checkpoint import CheckpointError
     from minillm.training.evaluation import evaluate, token_byte_lengths
+    from minillm.training.run import Run
     from minillm.training.trainer import Trainer
 
     place, lock = distributed.start(device(a)), None
@@ -337,7 +338,8 @@ def train(a: argparse.Namespace) -> None:
         if not a.quiet:
             looks |= {"sample": lambda m: _early_text(a, m, tokenizer), "on_log": _show}
         looks |= {"token_bytes": token_byte_lengths(tokenizer), "progress": not a.quiet}
-        trainer = Trainer(model, source(a, tokenizer), config, **looks)
+        run = Run(a.output_dir, checkpoint_interval=a.checkpoint_interval)
+        trainer = Trainer(model, source(a, tokenizer), config, run=run, **looks)
         if a.resume:
             found = trainer.resume()
             if first:
@@ -481,8 +483,6 @@ def _config(a: argparse.Namespace) -> Any:
         compile=a.compile,
         seed=a.seed,
         parallel=a.parallel,
-        output_dir=str(a.output_dir),
-        checkpoint_interval=a.checkpoint_interval,
         log_interval=a.log_interval,
         eval_interval=a.eval_interval,
     )
@@ -649,7 +649,7 @@ def read_run_info(path: Path) -> dict[str, Any]:
 
 def check_same_run(a: argparse.Namespace) -> None:
     """Raises: ValueError if the run in the folder began with another model or other texts."""
-    from minillm.training.data import check_settings
+    from minillm.checks import check_settings
 
     path = a.output_dir / RUN_INFO
     if not path.exists():

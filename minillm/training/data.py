@@ -13,16 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = [
-    "BatchSource",
-    "TokenDataset",
-    "WindowBatches",
-    "check_settings",
-    "count_in",
-    "document_row",
-    "get_batch",
-    "pad_rows",
-]
+from minillm.checks import check_settings, count_in
+
+__all__ = ["BatchSource", "TokenDataset", "WindowBatches", "document_row", "get_batch", "pad_rows"]
 
 
 def get_batch(
@@ -84,26 +77,6 @@ class WindowBatches:
         """Go where `state` says. Raises: ValueError if its settings are others than ours."""
         check_settings(state, {**self.state_dict(), "index": state.get("index")})
         self.index = count_in(state, "index")
-
-
-def check_settings(saved: dict[str, Any], ours: dict[str, Any]) -> None:
-    """Raise a ValueError that names each setting in which two runs differ."""
-    names = sorted(saved.keys() | ours.keys())
-    wrong = [
-        f"{n}: saved {saved.get(n)!r}, now {ours.get(n)!r}"
-        for n in names
-        if saved.get(n) != ours.get(n)
-    ]
-    if wrong:
-        raise ValueError("the saved run had other settings: " + "; ".join(wrong))
-
-
-def count_in(state: dict[str, Any], name: str) -> int:
-    """A count from 0 in a saved state. Raises: ValueError if it is something else."""
-    value = state.get(name)
-    if type(value) is not int or value < 0:
-        raise ValueError(f"{name} must be a count from 0, not {value!r}")
-    return value
 
 
 def document_row(ids: Iterable[int], end_id: int) -> list[int]:

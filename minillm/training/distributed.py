@@ -24,8 +24,9 @@ from torch import Tensor, nn
 
 from minillm.training import checkpoint
 from minillm.training.checkpoint import CheckpointError
+from minillm.training.trainer import OneProcess
 
-__all__ = ["World", "start", "stop", "world"]
+__all__ = ["Processes", "World", "start", "stop", "world"]
 
 
 def save_parts(parts: Path, model: nn.Module, optimizer: Any) -> None:
@@ -179,6 +180,34 @@ def sum_over_ranks(value: Tensor) -> Tensor:
     if world().size > 1:
         dist.all_reduce(value)
     return value
+
+
+class Processes(OneProcess):
+    """The processes of a group, as a `Trainer` asks them."""
+
+    def __init__(self, parallel: Literal["ddp", "fsdp", "tensor"]) -> None:
+        self.parallel, self.rank = parallel, world().rank
+        # cut by tensors, all processes work on the same rows
+        self.size = 1 if parallel == "tensor" else world().size
+
+    def wrap(self, model: nn.Module) -> nn.Module:
+        """The model in DDP, sharded by FSDP, or cut inside its layers."""
+        return wrap(model, self.parallel)
+
+    def share(self, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        """The rows of a batch that are this process's."""
+        if len(batch[0]) < self.size:
+            raise ValueError(f"a batch of {len(batch[0])} rows for {self.size} processes")
+        inputs, targets = (x[self.rank :: self.size] if self.size > 1 else x for x in batch)
+        return inputs, targets
+
+    def communicate(self, forward: Any, now: bool) -> Any:
+        """Exchange gradients within this only if `now`."""
+        return communicate(forward, now)
+
+    def total(self, value: Tensor) -> Tensor:
+        """The sum over the processes that work on different rows."""
+        return sum_over_ranks(value) if self.size > 1 else value
 
 
 def in_first(action: Callable[[], Any]) -> Any:

@@ -13,7 +13,8 @@ from typing import Any, Literal
 import numpy as np
 from torch import Tensor
 
-from minillm.training.data import TokenDataset, check_settings, count_in, document_row, pad_rows
+from minillm.checks import check_settings, count_in
+from minillm.training.data import TokenDataset, document_row, pad_rows
 
 __all__ = ["DocumentBatches", "FileDocuments", "StoryDocuments", "share_rows"]
 

@@ -16,11 +16,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
-from minillm.checks import check_utf8
+from minillm.checks import check_settings, check_utf8, count_in
 from minillm.model import CausalLM
 from minillm.nn.attention import causal_mask
 from minillm.tokenizer.chat_template import render_answers
-from minillm.training.data import check_settings, count_in, document_row
+from minillm.training.data import document_row
 from minillm.training.documents import share_rows
 
 __all__ = [

@@ -1,21 +1,17 @@
-"""The training loop: any model from ids to logits; survives a kill and resumes bit for bit.
+"""The training loop, for any model from ids to logits (notebook 07).
 
-Explained in deeper/07_runs_that_survive.
+What must survive a kill is a part that is handed in: see `minillm.training.run`.
 """
 
-# Built from notebooks/deeper/07_runs_that_survive.ipynb: edit there, then make build.
+# Built from notebooks/07_training.ipynb: edit there, then make build.
 
 import dataclasses
 import math
-import sys
 import time
-import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import partial
-from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import torch
 import torch.distributed as dist
@@ -23,71 +19,56 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from minillm.checks import check_one_of
-from minillm.training.data import BatchSource, check_settings
-from minillm.training.loss import accumulate_gradients
+from minillm.device import rng_state, set_rng_state
+from minillm.modes import EvalMode
+from minillm.training.data import BatchSource
+from minillm.training.loss import cross_entropy
 from minillm.training.optim import AdamW, Optimizer, clip_grad_norm, cosine_schedule, decay_groups
 
-__all__ = ["Balance", "Meter", "TrainConfig", "Trainer", "rng_state", "set_rng_state"]
+__all__ = ["Balance", "Meter", "OneProcess", "TrainConfig", "Trainer"]
 
-
-def rng_state(device: torch.device) -> dict[str, Tensor]:
-    """Where torch's random numbers stand, on the CPU and on the device."""
-    state = {"cpu": torch.get_rng_state()}
-    if device.type == "cuda":
-        state["cuda"] = torch.cuda.get_rng_state(device)
-    elif device.type == "mps":
-        state["mps"] = torch.mps.get_rng_state()
-    return state
-
-
-def set_rng_state(state: dict[str, Tensor], device: torch.device) -> None:
-    """Go back to where `rng_state` was called."""
-    torch.set_rng_state(state["cpu"])
-    if device.type == "cuda" and "cuda" in state:
-        torch.cuda.set_rng_state(state["cuda"], device)
-    elif device.type == "mps" and "mps" in state:
-        torch.mps.set_rng_state(state["mps"])
+if TYPE_CHECKING:
+    from minillm.training.run import Run
 
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """Everything that decides the numbers of a run, and where it is kept.
+    """What decides the numbers of a training, and how often one looks at it.
+
+    The rate climbs to `max_lr` for `warmup_steps` and falls to `min_lr` (None: a tenth) at `steps`.
+    A step adds up `gradient_accumulation_steps` batches; `max_norm` clips their gradient. Records
+    are made every `log_interval` steps; every `eval_interval` (0: at the end) one looks.
 
     Raises: ValueError for values out of range.
     """
 
     steps: int
     max_lr: float = 1e-3
-    min_lr: float | None = None  # of the last step; None: a tenth of max_lr
+    min_lr: float | None = None
     warmup_steps: int = 100
     betas: tuple[float, float] = (0.9, 0.95)
     eps: float = 1e-8
     weight_decay: float = 0.1
     max_norm: float = 1.0
-    gradient_accumulation_steps: int = 1  # batches a step
-    # of matrix products; weights stay float32
-    precision: Literal["float32", "bfloat16"] = "float32"
+    gradient_accumulation_steps: int = 1
+    precision: Literal["float32", "bfloat16"] = "float32"  # of matrix products; weights: float32
     compile: bool = False
     optimizer: Literal["adamw", "muon"] = "adamw"
-    fused: bool = True  # torch's AdamW in one kernel; False: the AdamW of notebook 07, same formula
-    seed: int = 0
+    fused: bool = True  # torch's AdamW in one kernel; False: ours, the same formula
+    seed: int = 0  # of dropout
     parallel: Literal["ddp", "fsdp", "tensor"] = "ddp"  # under torchrun
-    output_dir: str | None = None  # of checkpoints and metrics.jsonl; None: keep nothing
-    checkpoint_interval: int = 0  # steps; 0: only at the end
-    keep: int = 2  # checkpoints
     log_interval: int = 10
-    eval_interval: int = 0  # also for sample texts; 0: only at the end
+    eval_interval: int = 0
 
     def __post_init__(self) -> None:
         if self.min_lr is not None and not 0 <= self.min_lr <= self.max_lr:
             raise ValueError(f"min_lr {self.min_lr} must be from 0 to max_lr, {self.max_lr}")
         self.learning_rate(0)  # refuses rates and a warm-up that make no schedule
-        for name in ("steps", "gradient_accumulation_steps", "log_interval", "keep"):
+        for name in ("steps", "gradient_accumulation_steps", "log_interval"):
             if (n := getattr(self, name)) < 1 or n % 1:
-                raise ValueError(f"{name} {n!r}: steps, batches and checkpoints are counts from 1")
-        for name in ("checkpoint_interval", "eval_interval"):
-            if (n := getattr(self, name)) < 0 or n % 1:
-                raise ValueError(f"{name} {n!r} is no count of steps (0: only at the end)")
+                raise ValueError(f"{name} {n!r}: steps and batches are counts from 1")
+        if self.eval_interval < 0 or self.eval_interval % 1:
+            raise ValueError(f"eval_interval {self.eval_interval!r} is no count of steps")
         for name in ("max_lr", "weight_decay", "eps"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise ValueError(f"{name} must be a number from 0, not {getattr(self, name)}")
@@ -97,13 +78,9 @@ class TrainConfig:
             raise ValueError(f"max_norm must be positive, not {self.max_norm}")
         check_one_of("precision", self.precision, ("float32", "bfloat16"))
         check_one_of("parallel", self.parallel, ("ddp", "fsdp", "tensor"))
-        if self.checkpoint_interval and not self.output_dir:
-            every = f"checkpoint_interval {self.checkpoint_interval}"
-            raise ValueError(f"{every}: output_dir must say where checkpoints go, it is None")
+        check_one_of("optimizer", self.optimizer, ("adamw", "muon"))
         if self.parallel == "tensor" and self.compile:
             raise ValueError("compile=True is not for parallel='tensor': choose one of the two")
-        if self.optimizer not in ("adamw", "muon"):
-            raise ValueError(f"optimizer {self.optimizer!r} is neither adamw nor muon")
         if self.optimizer == "muon" and not self.fused:
             raise ValueError("muon goes with torch's AdamW, not with fused=False")
 
@@ -123,16 +100,14 @@ class TrainConfig:
             from minillm.training.muon import MuonAdamW
 
             return MuonAdamW(model, groups, self.max_lr, self.betas, self.eps)
-        if self.fused:
-            return torch.optim.AdamW(
-                groups, lr=self.max_lr, betas=self.betas, eps=self.eps, fused=True
-            )
-        return AdamW(groups, lr=self.max_lr, betas=self.betas, eps=self.eps)
+        if not self.fused:
+            return AdamW(groups, lr=self.max_lr, betas=self.betas, eps=self.eps)
+        return torch.optim.AdamW(groups, lr=self.max_lr, betas=self.betas, eps=self.eps, fused=True)
 
     def fixed_settings(self) -> dict[str, Any]:
-        """The settings that a resumed run must share."""
-        free = ("output_dir", "checkpoint_interval", "keep", "log_interval", "eval_interval")
-        settings = {k: v for k, v in dataclasses.asdict(self).items() if k not in free}
+        """The settings that decide numbers: a resumed run must share them."""
+        settings = dataclasses.asdict(self)
+        del settings["log_interval"], settings["eval_interval"]
         return {**settings, "min_lr": self.learning_rate(self.steps), "betas": list(self.betas)}
 
 
@@ -172,14 +147,6 @@ class Meter:
         self.bytes = state.get("bytes", 0)
 
 
-def _share(batch: tuple[Tensor, Tensor], rank: int, size: int) -> tuple[Tensor, Tensor]:
-    """The rows of a batch that belong to process `rank` of `size`."""
-    if len(batch[0]) < size:
-        raise ValueError(f"a batch of {len(batch[0])} rows for {size} processes")
-    inputs, targets = (x[rank::size] for x in batch)
-    return inputs, targets
-
-
 def _count(targets: Tensor, token_bytes: Tensor | None) -> list[int]:
     """Targets that count, and the bytes of text they stand for, or are expected to."""
     if targets.is_floating_point():  # probabilities (B, T, V)
@@ -191,13 +158,38 @@ def _count(targets: Tensor, token_bytes: Tensor | None) -> list[int]:
     return [len(counted), int(token_bytes[counted.to(token_bytes.device)].sum())]
 
 
-def _numbers(*values: Tensor) -> list[float]:
-    """Tensors as numbers: the one place in a step where we wait for the device."""
-    return [float(value) for value in values]
-
-
 def _due(step: int, interval: int) -> bool:
     return interval > 0 and step % interval == 0
+
+
+class OneProcess:
+    """What several processes do in common, done by one: see `minillm.training.distributed`."""
+
+    rank, size = 0, 1
+
+    def wrap(self, model: nn.Module) -> nn.Module:
+        """What to call for the model."""
+        return model
+
+    def share(self, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        """The rows of a batch that are ours."""
+        return batch
+
+    def communicate(self, forward: Any, now: bool) -> Any:
+        """Within this, a backward pass; with `now` it is the last of a step."""
+        return nullcontext()
+
+    def total(self, value: Tensor) -> Tensor:
+        """The sum over all processes."""
+        return value
+
+
+def _processes(parallel: Literal["ddp", "fsdp", "tensor"]) -> OneProcess:
+    if not (dist.is_available() and dist.is_initialized()):
+        return OneProcess()
+    from minillm.training.distributed import Processes
+
+    return Processes(parallel)
 
 
 class Balance(Protocol):
@@ -213,20 +205,21 @@ class Balance(Protocol):
 
 
 class Trainer:
-    """Trains `model(ids (B, T)) -> logits (B, T, V)` on the batches of `source`.
+    """Trains `model(ids (B, T)) -> logits (B, T, V)` on `batches` of (inputs, targets).
 
     `validate(model)` returns a number or a dict of them, `sample(model)` a text; both run every
     `eval_interval` steps and at the end. `token_bytes` (V,) adds the loss in bits per byte.
-    `on_log` gets each record that also goes to `metrics.jsonl`; `history` keeps them.
-    `balance`, for a model with experts, adds a loss of its own, which the records leave out.
+    `on_log` gets each record, `history` keeps them. `run=Run(folder)` writes records and
+    checkpoints, and resumes. `balance`, for experts, adds a loss that the records leave out.
     """
 
     def __init__(
         self,
         model: nn.Module,
-        source: BatchSource,
+        batches: BatchSource,
         config: TrainConfig,
         *,
+        run: "Run | None" = None,
         validate: Callable[[nn.Module], float | dict[str, float]] | None = None,
         sample: Callable[[nn.Module], str] | None = None,
         token_bytes: Tensor | None = None,
@@ -235,27 +228,19 @@ class Trainer:
         progress: bool = True,
     ) -> None:
         self.model: nn.Module = getattr(model, "_orig_mod", model)  # torch.compile's shell off
-        self.source, self.config = source, config
+        self.batches, self.config, self.run = batches, config, run
         self.validate, self.sample, self.on_log = validate, sample, on_log
         self.token_bytes, self.progress, self.balance = token_bytes, progress, balance
-        self.device, self.processes = next(model.parameters()).device, _process_group()
-        self.rank, self.world_size = (
-            (dist.get_rank(), dist.get_world_size()) if self.processes else (0, 1)
-        )
-        self.step, self.tokens, self.begun, self.step_incomplete = 0, 0, False, False
+        self.device = next(model.parameters()).device
+        self.processes = _processes(config.parallel)
+        self.step, self.tokens, self.step_incomplete = 0, 0, False
         self.history: list[dict[str, Any]] = []
-        self.failed_checkpoints: list[str] = []  # since the last record
         self.meter = Meter()
-        self.lock: Any = None  # of the output_dir, while we work in it
         before = rng_state(self.device)
-        torch.manual_seed(config.seed + self.rank)
+        torch.manual_seed(config.seed + self.processes.rank)
         self.rng = rng_state(self.device)
         set_rng_state(before, self.device)
-        self.forward: Callable[[Tensor], Tensor] = self.model
-        # who takes which rows: cut by tensors, all processes work on the same ones
-        self.share = (0, 1) if config.parallel == "tensor" else (self.rank, self.world_size)
-        if self.processes:
-            self.forward = self.processes.wrap(self.model, config.parallel)
+        self.forward: Callable[[Tensor], Tensor] = self.processes.wrap(self.model)
         if self.forward is self.model is not model:
             self.forward = model  # compiled already, in the caller's way
         elif config.compile or self.model is not model:
@@ -263,10 +248,13 @@ class Trainer:
         self.optimizer = config.make_optimizer(self.model)
 
     def one_step(self) -> tuple[float, int, int, float]:
-        """One update; returns summed loss in nats, targets, bytes and the gradient's norm."""
+        """One update; returns summed loss in nats, targets, bytes and the gradient's norm.
+
+        What fails before the weights move is undone: the step may be taken again.
+        """
         if self.step_incomplete:
             raise RuntimeError(f"step {self.step} was broken off while the weights moved: resume()")
-        before, self.rng = self.source.state_dict(), rng_state(self.device)
+        before, self.rng = self.batches.state_dict(), rng_state(self.device)
         try:
             loss, targets, num_bytes, norm = self._gradients()
             sound = math.isfinite(loss) and math.isfinite(norm)
@@ -275,7 +263,7 @@ class Trainer:
             raise
         if not sound:
             self._undo(before)
-            where = self.save() if self.config.output_dir else "nowhere: no output_dir was given"
+            where = self.run.save(self) if self.run else "nowhere: Run(folder) was not given"
             raise FloatingPointError(
                 f"step {self.step}: loss {loss}, gradient norm {norm}; state before it: {where}"
             )
@@ -291,180 +279,76 @@ class Trainer:
 
     def _gradients(self) -> tuple[float, int, int, float]:
         """Draw the batches of a step; leave their clipped gradient in the parameters."""
-        whole = [next(self.source) for _ in range(self.config.gradient_accumulation_steps)]
-        counts = [_count(targets, self.token_bytes) for _, targets in whole]
-        targets, num_bytes = (sum(column) for column in zip(*counts, strict=True))
-        parts = [_share(batch, *self.share) for batch in whole]
-        loss = accumulate_gradients(
-            self.forward,
-            [(x.to(self.device), y.to(self.device)) for x, y in parts],
-            targets,
-            precision=self.config.precision,
-            world_size=self.share[1],
-            communicate=partial(self.processes.communicate, self.forward)
-            if self.processes
-            else nullcontext,
-            extra_loss=self.balance,
-        )
-        if self.processes and self.share[1] > 1:
-            loss = self.processes.sum_over_ranks(loss)
+        drawn = [next(self.batches) for _ in range(self.config.gradient_accumulation_steps)]
+        counts = [_count(targets, self.token_bytes) for _, targets in drawn]
+        count, num_bytes = (sum(column) for column in zip(*counts, strict=True))
+        losses, half = [], self.config.precision == "bfloat16"
+        parts = [self.processes.share(batch) for batch in drawn]
+        for i, part in enumerate(parts, 1):
+            inputs, targets = (x.to(self.device) for x in part)
+            with self.processes.communicate(self.forward, i == len(parts)):
+                with torch.autocast(self.device.type, torch.bfloat16, enabled=half):
+                    logits = self.forward(inputs)
+                loss = cross_entropy(logits, targets, reduction="sum")
+                mean = loss * (self.processes.size / max(1, count))  # processes average gradients
+                if self.balance is not None:
+                    mean = mean + self.balance(targets) / len(parts)
+                mean.backward()
+            losses.append(loss.detach())
+        total = self.processes.total(torch.stack(losses).sum())
         norm = clip_grad_norm(self.model.parameters(), self.config.max_norm)
-        return (*_numbers(loss), targets, num_bytes, *_numbers(norm))
+        return float(total), count, num_bytes, float(norm)  # here we wait for the device
 
-    def _undo(self, source: dict[str, Any]) -> None:
+    def _undo(self, place: dict[str, Any]) -> None:
         """As if the step had not begun."""
         self.optimizer.zero_grad()
         if self.balance is not None:
             self.balance.forget()
         set_rng_state(self.rng, self.device)
-        self.source.load_state_dict(source)
-
-    def save(self, *, must: bool = True) -> Path | None:
-        """Write a checkpoint. If it need not be, a disk that is full for now is but a warning.
-
-        It is a line above the bar, each time, and stands in the next record's `failed_checkpoints`.
-        What would fail the next time too, such as a state that is no JSON, is told at once.
-        """
-        from minillm.training import checkpoint, distributed
-
-        state = {"config": self._settings(), "tokens": self.tokens}
-        state |= {"source": self.source.state_dict(), "meter": self.meter.state_dict()}
-        folder, keep = self.config.output_dir, self.config.keep
-        if folder is None:
-            raise ValueError("a checkpoint needs an output_dir")
-        try:
-            return distributed.save(
-                folder, self.step, keep, self.model, self.optimizer, self.rng, state
-            )
-        except checkpoint.CheckpointError as error:
-            if must or error.permanent:
-                raise
-            self.failed_checkpoints.append(str(error))
-            if self.progress and self.rank == 0:
-                tqdm.write(f"{error}; training goes on", sys.stderr)
-            else:
-                warnings.warn(f"{error}; training goes on", stacklevel=2)
-            return None
-
-    def resume(self, path: str | Path | None = None) -> bool:
-        """Continue from `path`, or from the newest whole checkpoint of the run; False if none is.
-
-        Raises: CheckpointError or ValueError for one that is damaged, foreign or of another run;
-            ValueError if another process works in the folder.
-        """
-        from minillm.training import checkpoint
-
-        self._let_go(forget=True)
-        try:
-            self._own_folder()
-            if path is None and self.config.output_dir:
-                path = checkpoint.newest_checkpoint(self.config.output_dir, of_run=True)
-            if path is not None:
-                self._load(Path(path))
-        except BaseException:
-            self._let_go(forget=True)
-            raise
-        self.begun = True  # from here on the folder is this run's
-        return path is not None
-
-    def _load(self, path: Path) -> None:
-        """Take the state of a checkpoint, or none of it."""
-        from minillm.training import checkpoint, distributed
-
-        state = checkpoint.read_state(path, of_run=True)
-        check_settings(state["config"], self._settings())
-        before = self.source.state_dict()
-        self.source.load_state_dict(state["source"])  # if it refuses, nothing has been loaded
-        try:
-            self.rng = distributed.load(path, self.model, self.optimizer)[0]
-        except BaseException:
-            self.source.load_state_dict(before)
-            raise
-        self.step, self.tokens, self.step_incomplete = state["step"], state["tokens"], False
-        self.meter.load_state_dict(state["meter"])
-        self.optimizer.zero_grad()
-
-    def _settings(self) -> dict[str, Any]:
-        """What a resumed run must share."""
-        settings = self.config.fixed_settings()
-        return settings if self.balance is None else settings | self.balance.settings
-
-    def _own_folder(self) -> None:
-        """Lock the folder, or go on holding it: process 0 does, for all."""
-        if not self.config.output_dir:
-            return
-        from minillm.training.distributed import in_first
-        from minillm.training.run_folder import FolderLock
-
-        if self.lock is None:
-            self.lock = FolderLock(self.config.output_dir)
-        in_first(self.lock.acquire)
-
-    def _let_go(self, *, forget: bool = False) -> None:
-        """Let other processes have the folder; unless we forget it, we notice if they had it."""
-        if self.lock is not None:
-            self.lock.release()
-        self.lock = None if forget else self.lock
+        self.batches.load_state_dict(place)
 
     def train(self, until: int | None = None) -> list[dict[str, Any]]:
-        """Take steps until `config.steps` (or `until`), then save; returns the records of the log.
+        """Take steps until `config.steps` (or `until`); returns the records of the log.
 
-        Raises: ValueError if the folder holds a run that was not resumed, or another process works
-            in it; FloatingPointError with the step if its loss or gradient is not finite: the state
-            before that step is saved.
+        Raises: FloatingPointError with the step if its loss or gradient is not finite; with a run,
+            the state before that step is saved. ValueError as `Run.at_work` says.
         """
         config = self.config
         last = config.steps if until is None else min(until, config.steps)
-        self._own_folder()
-        bar = None
-        try:
-            metrics = self._prepare_folder()
-            self.begun = True
+        hidden = not (self.progress and self.processes.rank == 0)
+        with (
+            self.run.at_work(self) if self.run else nullcontext(),
+            tqdm(total=last, initial=self.step, unit="step", disable=hidden) as bar,
+        ):
             set_rng_state(self.rng, self.device)
             self.model.train()
             self.meter.start(self.tokens)
-            hidden = not (self.progress and self.rank == 0)
-            bar = tqdm(total=last, initial=self.step, unit="step", disable=hidden)
-            while self.step < last:
-                self.meter.add(*self.one_step())
-                bar.update()
-                done = self.step == last
-                look = done or _due(self.step, config.eval_interval)
-                found = self._look() if look else {}
-                if look or _due(self.step, config.log_interval):
-                    self._log(found, bar, metrics)
-                if config.output_dir and (done or _due(self.step, config.checkpoint_interval)):
-                    self.rng = rng_state(self.device)
-                    self.save(must=done)
-        finally:  # after an error or Ctrl-C too: the bar ends, and `train` may be called again
-            if bar is not None:
-                bar.close()
+            try:
+                while self.step < last:
+                    self.meter.add(*self.one_step())
+                    bar.update()
+                    done = self.step == last
+                    look = done or _due(self.step, config.eval_interval)
+                    if look or _due(self.step, config.log_interval):
+                        self._log(self._look() if look else {}, bar)
+                    if self.run:
+                        self.run.after_step(self, done)
+            finally:  # after an error or Ctrl-C `train` may be called again
                 self.rng = rng_state(self.device)
-            self._let_go()
         return self.history
 
-    def _prepare_folder(self) -> Path | None:
-        """Make sure that the folder is free or ours; returns where process 0 writes the metrics."""
-        if not self.config.output_dir:
-            return None
-        from minillm.training.run_folder import check_free, forget_after
-
-        if not self.begun:
-            check_free(self.config.output_dir)
-        if self.rank > 0:
-            return None
-        metrics = Path(self.config.output_dir) / "metrics.jsonl"
-        metrics.parent.mkdir(parents=True, exist_ok=True)  # if it cannot be, tell it now
-        forget_after(metrics, self.step)
-        return metrics
+    def resume(self, path: Any = None) -> bool:
+        """Go on from `path`, or the run's newest checkpoint; False if there is none."""
+        if self.run is None:
+            raise ValueError("no run to resume: Trainer(..., run=Run(folder)) names its folder")
+        return self.run.resume(self, path)
 
     def _look(self) -> dict[str, Any]:
         """Validation and a sample text; the training goes on as if nobody had looked."""
         found: dict[str, Any] = {}
         rng = rng_state(self.device)
-        self.model.eval()
         try:
-            with torch.no_grad():
+            with EvalMode(self.model), torch.no_grad():
                 if self.validate is not None:
                     value = self.validate(self.model)
                     value = value if isinstance(value, dict) else {"validation": value}
@@ -472,40 +356,25 @@ class Trainer:
                 if self.sample is not None:
                     found["sample"] = self.sample(self.model)
         finally:
-            self.model.train()
             set_rng_state(rng, self.device)
         return found
 
-    def _log(self, found: dict[str, Any], bar: tqdm, metrics: Path | None) -> None:
+    def _log(self, found: dict[str, Any], bar: tqdm) -> None:
         """Record the mean since the last record, and what was found by looking."""
         record = self.meter.record(self.step, self.tokens, self.optimizer.param_groups[0]["lr"])
-        if self.failed_checkpoints:
-            record["failed_checkpoints"], self.failed_checkpoints = self.failed_checkpoints, []
+        if self.run:
+            record |= self.run.failures()
         if clash := ", ".join(sorted(record.keys() & found.keys())):
             raise ValueError(f"validate returned {clash}: the run records that itself, rename it")
         record |= found
         config = self.config
-        due = (
-            _due(self.step, every)
-            for every in (config.steps, config.log_interval, config.eval_interval)
-        )
-        if any(due):  # a stop in between changes nothing of the records that are due
-            self.meter.load_state_dict({})
+        intervals = (config.steps, config.log_interval, config.eval_interval)
+        if any(_due(self.step, interval) for interval in intervals):
+            self.meter.load_state_dict({})  # `until` in between changes no record that is due
         self.history.append(record)
         speed = f"{record['tokens_per_second']:,.0f} tokens/s"
         bar.set_postfix_str(f"loss {record['loss']:.3f}, {speed}")
-        if metrics is not None:
-            from minillm.training.run_folder import append_record
-
-            append_record(metrics, record)
-        if self.on_log is not None and self.rank == 0:
+        if self.run:
+            self.run.write(record)
+        if self.on_log is not None and self.processes.rank == 0:
             self.on_log(record)
-
-
-def _process_group() -> Any:
-    """What makes one run of several processes, under torchrun; else None."""
-    if not (dist.is_available() and dist.is_initialized()):
-        return None
-    from minillm.training import distributed
-
-    return distributed

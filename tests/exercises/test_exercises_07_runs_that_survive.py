@@ -13,6 +13,7 @@ from torch import nn
 from minillm.exercises import grade
 from minillm.exercises.runs_that_survive import KILLED
 from minillm.training.data import WindowBatches
+from minillm.training.run import Run
 from minillm.training.trainer import TrainConfig, Trainer
 
 
@@ -237,10 +238,11 @@ def test_the_predicted_numbers_are_the_trainers(tmp_path):
     def make():
         torch.manual_seed(0)
         model = nn.Sequential(nn.Embedding(9, 4), nn.Linear(4, 9))
-        config = TrainConfig(
-            100, output_dir=str(tmp_path), checkpoint_interval=8, keep=2, log_interval=10
+        batches, run = (
+            WindowBatches(torch.arange(90) % 9, 2, 5),
+            Run(tmp_path, checkpoint_interval=8),
         )
-        return Trainer(model, WindowBatches(torch.arange(90) % 9, 2, 5), config, progress=False)
+        return Trainer(model, batches, TrainConfig(100), run=run, progress=False)
 
     def steps():
         lines = (tmp_path / "metrics.jsonl").read_text(encoding="utf-8").splitlines()

@@ -41,6 +41,7 @@ from minillm.stories.curriculum import fewer_cards
 from minillm.stories.language import StoryLanguage
 from minillm.training.data import WindowBatches
 from minillm.training.evaluation import evaluate
+from minillm.training.run import Run
 from minillm.training.trainer import TrainConfig, Trainer
 
 with warnings.catch_warnings():
@@ -323,11 +324,11 @@ def test_beside_16_bits_the_adapter_is_float32():
 def test_training_moves_the_adapter_alone_and_resumes_bit_for_bit(name, tmp_path):
     text = torch.arange(400) % 7 + torch.arange(400) // 7 % 5
 
-    def trainer(folder=None):
+    def trainer(run=None):
         model = small(name, seed=1)
         add_lora(model, 4, 8, dropout=0.1, seed=2)
-        settings = TrainConfig(30, max_lr=3e-2, warmup_steps=2, log_interval=1, output_dir=folder)
-        return Trainer(model, WindowBatches(text, 4, 16), settings, progress=False)
+        settings = TrainConfig(30, max_lr=3e-2, warmup_steps=2, log_interval=1)
+        return Trainer(model, WindowBatches(text, 4, 16), settings, run=run, progress=False)
 
     whole = trainer()
     before = {k: v.clone() for k, v in whole.model.state_dict().items()}
@@ -335,9 +336,9 @@ def test_training_moves_the_adapter_alone_and_resumes_bit_for_bit(name, tmp_path
     assert losses[-1] < 0.97 * losses[0]
     for key, value in whole.model.state_dict().items():
         assert (".lora_" in key) != torch.equal(value, before[key]), key
-    first = trainer(str(tmp_path))
+    first = trainer(Run(tmp_path))
     first.train(until=12)
-    second = trainer(str(tmp_path))
+    second = trainer(Run(tmp_path))
     assert second.resume() and second.step == 12
     second.train()
     for key, value in whole.model.state_dict().items():

@@ -98,8 +98,8 @@ def test_moments_lie_in_memory_as_their_parameter(tmp_path, fused):
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 def test_going_back_forgets_moments_that_came_later(tmp_path, optimizer):
     trainer = make(tmp_path, keep=9, optimizer=optimizer)
-    start = trainer.save()  # nothing has moved, so there are no moments
-    trainer.begun = True
+    start = trainer.run.save(trainer)  # nothing has moved, so there are no moments
+    trainer.resume()
     trainer.train(until=8)
     assert trainer.optimizer.state
     assert trainer.resume(start) and not trainer.optimizer.state
@@ -129,7 +129,7 @@ def test_forgetting_the_sampler_changes_the_run(tmp_path):
     make(tmp_path / "b").train(until=10)
     forgetful = make(tmp_path / "b")
     forgetful.resume()
-    forgetful.source.index = 0
+    forgetful.batches.index = 0
     forgetful.train()
     assert not same(whole, forgetful)
 
@@ -307,7 +307,7 @@ def test_a_replacement_that_fails_puts_the_old_one_back(tmp_path, monkeypatch):
     trainer.resume()
     monkeypatch.setattr(checkpoint.os, "rename", refuse)
     with pytest.raises(CheckpointError, match="Input/output error"):
-        trainer.save()
+        trainer.run.save(trainer)
     assert {p.name: p.read_bytes() for p in path.iterdir()} == before
     assert not list(tmp_path.glob(".step-*"))
 
@@ -365,18 +365,20 @@ def test_foreign_checkpoints_are_refused(tmp_path):
 
 def test_a_refused_resume_changes_nothing(tmp_path):
     path = damaged(tmp_path)
-    other_source = make(source=WindowBatches(TOKENS, 5, 12, seed=3), model=tiny(seed=5))
-    other_model = make(model=nn.Sequential(nn.Embedding(V, 8), nn.Linear(8, V)))
+    batches = WindowBatches(TOKENS, 5, 12, seed=3)
+    other_source = make(tmp_path / "one", source=batches, model=tiny(seed=5))
+    model = nn.Sequential(nn.Embedding(V, 8), nn.Linear(8, V))
+    other_model = make(tmp_path / "two", model=model)
     for trainer, error in ((other_source, ValueError), (other_model, CheckpointError)):
         trainer.train(until=2)
-        before, state = weights(trainer), trainer.source.state_dict()
+        before, state = weights(trainer), trainer.batches.state_dict()
         moments = [m.clone() for s in trainer.optimizer.state.values() for m in s.values()]
         with pytest.raises(error):
             trainer.resume(path)
         assert all(torch.equal(a, b) for a, b in zip(before, weights(trainer), strict=True))
         after = [m for s in trainer.optimizer.state.values() for m in s.values()]
         assert all(torch.equal(a, b) for a, b in zip(moments, after, strict=True))
-        assert trainer.source.state_dict() == state and trainer.step == 2
+        assert trainer.batches.state_dict() == state and trainer.step == 2
 
 
 def test_foreign_moments_are_refused_before_any_is_taken():
@@ -422,7 +424,7 @@ def test_a_buffered_run_resumes_exactly_and_only_with_its_settings(tmp_path, opt
     with pytest.raises(ValueError, match="gradient_accumulation_steps: saved 2, now 1"):
         run(tmp_path / "b").resume()
     other = run(tmp_path / "b", gradient_accumulation_steps=2)
-    other.source.settings["shuffle_buffer"] = 5
+    other.batches.settings["shuffle_buffer"] = 5
     with pytest.raises(ValueError, match="shuffle_buffer: saved 4, now 5"):
         other.resume()
     assert again.resume() and again.step == 9
@@ -613,7 +615,7 @@ def test_whatever_stands_in_a_state_is_taken_or_refused(run_of_ten, data):
         try:
             assert trainer.resume() and type(trainer.step) is int
         except (ValueError, CheckpointError):
-            assert trainer.step == 0 and trainer.source.index == 0
+            assert trainer.step == 0 and trainer.batches.index == 0
         trainer = None
     (path / "state.json").write_text(text, encoding="utf-8")
 
@@ -626,6 +628,6 @@ def test_a_run_trains_and_resumes_under_the_file_rules_of_windows(tmp_path, monk
         make(tmp_path).train(until=11)
         resumed = make(tmp_path, model=tiny(seed=4))
         assert resumed.resume() and resumed.step == 11
-        assert resumed.save().name == "step-00000011"  # over the one that was just read
+        assert resumed.run.save(resumed).name == "step-00000011"  # over the one that was just read
         resumed.train()
     assert same(whole, resumed)

@@ -13,7 +13,8 @@ from training_runs import (
     needs_unix,
 )
 
-from minillm.training.data import TokenDataset, WindowBatches, check_settings, get_batch, pad_rows
+from minillm.checks import check_settings
+from minillm.training.data import TokenDataset, WindowBatches, get_batch, pad_rows
 
 
 def test_get_batch_shifts_by_one_and_reaches_both_ends():

@@ -171,18 +171,18 @@ def looked_at(folder, **settings):
 def test_the_records_of_a_resumed_run_are_those_of_an_uninterrupted_one(tmp_path, batch):
     looked_at(tmp_path / "whole").train()
     killed = looked_at(tmp_path / "cut")
-    killed.source = Failing(killed.source, at=batch, error=Stop)
+    killed.batches = Failing(killed.batches, at=batch, error=Stop)
     with pytest.raises(Stop):
         killed.train()
     resumed = looked_at(tmp_path / "cut", model=tiny(seed=9))
     assert resumed.resume() == (batch > 5)
     if batch < 5:  # no checkpoint yet: from the start
         resumed = looked_at(tmp_path / "cut")
-        resumed.begun = True
+        assert not resumed.resume()
     resumed.train()
     assert lines(tmp_path / "cut") == lines(tmp_path / "whole")
     again = looked_at(tmp_path / "again")  # Ctrl-C, and the same object goes on
-    again.source = Failing(again.source, at=batch, error=Stop)
+    again.batches = Failing(again.batches, at=batch, error=Stop)
     with pytest.raises(Stop):
         again.train()
     again.train()

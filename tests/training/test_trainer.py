@@ -14,10 +14,12 @@ import torch.nn.functional as F
 from torch import nn
 from training_runs import TOKENS, Failing, Listed, Stop, Tiny, V, make, records, same, tiny, weights
 
+from minillm.device import rng_state, set_rng_state
 from minillm.training import trainer as trainer_module
 from minillm.training.checkpoint import load_checkpoint
 from minillm.training.data import WindowBatches, get_batch
 from minillm.training.optim import AdamW, cosine_schedule, decay_groups
+from minillm.training.run import Run
 from minillm.training.trainer import TrainConfig
 
 
@@ -31,7 +33,7 @@ def test_a_step_without_targets_leaves_the_weights_and_goes_on():
 
 @pytest.mark.parametrize("optimizer", ["Muon", "adam", "", None])
 def test_an_optimizer_misspelt_is_refused(optimizer):
-    with pytest.raises(ValueError, match=f"optimizer {optimizer!r} is neither adamw nor muon"):
+    with pytest.raises(ValueError, match=f"optimizer {optimizer!r} is unknown: .* adamw, muon"):
         TrainConfig(9, warmup_steps=2, optimizer=optimizer)
 
 
@@ -48,7 +50,7 @@ def test_a_model_must_return_logits_alone():
     trainer = make(model=Pair())
     with pytest.raises(TypeError, match=r"return its logits \(B, T, V\), a tensor, not a tuple"):
         trainer.train()
-    assert trainer.step == 0 and trainer.source.index == 0
+    assert trainer.step == 0 and trainer.batches.index == 0
 
 
 def test_trainer_with_accumulation_takes_the_step_of_the_big_batch(generator):
@@ -218,7 +220,7 @@ def test_the_bar_ends_when_training_does(monkeypatch, capsys, error):
     monkeypatch.setattr(trainer_module, "tqdm", Bar)
     trainer = make(steps=8)
     trainer.progress = True
-    trainer.source = Failing(trainer.source, at=3, error=error)
+    trainer.batches = Failing(trainer.batches, at=3, error=error)
     with pytest.raises(error):
         trainer.train()
     assert bars[0].closed == 1 and capsys.readouterr().err.endswith("\n")
@@ -241,7 +243,7 @@ def test_training_goes_on_exactly_after_an_interrupt(place):
 
     trainer = make(steps=12, gradient_accumulation_steps=2, log_interval=1, eval_interval=1)
     if place == "source":
-        trainer.source = Failing(trainer.source, at=6, error=Stop)
+        trainer.batches = Failing(trainer.batches, at=6, error=Stop)
     elif place == "forward":
         trainer.model.norm.register_forward_hook(once)
     elif place == "backward":
@@ -297,14 +299,11 @@ def test_a_run_broken_off_while_the_weights_moved_must_be_resumed(tmp_path):
         ({"steps": 5, "max_lr": math.inf}, "max_lr must be a number from 0, not inf"),
         ({"steps": 5, "betas": (0.9, 1.0)}, r"betas \(0.9, 1.0\)"),
         ({"steps": 5, "log_interval": 0}, "log_interval 0: .* counts from 1"),
-        ({"steps": 5, "checkpoint_interval": -1}, "checkpoint_interval -1 is no count"),
         ({"steps": 5, "eval_interval": 0.5}, "eval_interval 0.5 is no count"),
         ({"steps": 5, "max_lr": 1e-5, "min_lr": 1e-4}, "min_lr 0.0001 must be .* max_lr, 1e-05"),
         ({"steps": 5, "min_lr": -1e-4}, "min_lr -0.0001 must be from 0"),
         ({"steps": 5, "precision": "fp16"}, "precision 'fp16' is unknown: .* float32, bfloat16$"),
         ({"steps": 5, "parallel": "pp"}, "parallel 'pp' is unknown: .* ddp, fsdp, tensor$"),
-        ({"steps": 5, "checkpoint_interval": 5}, "checkpoint_interval 5: output_dir must say"),
-        ({"steps": 5, "checkpoint_interval": 5, "output_dir": ""}, "output_dir must say where"),
     ],
 )
 def test_config_refuses_values_out_of_range(settings, message):
@@ -312,17 +311,45 @@ def test_config_refuses_values_out_of_range(settings, message):
         TrainConfig(**settings)
 
 
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"checkpoint_interval": -1}, "checkpoint_interval -1 is no count"),
+        ({"checkpoint_interval": 0.5}, "checkpoint_interval 0.5 is no count"),
+        ({"keep": 0}, "keep 0: checkpoints are counts from 1"),
+        ({"folder": ""}, "the folder of a run must have a name, not ''"),
+        ({"folder": None}, "the folder of a run must have a name, not None"),
+    ],
+)
+def test_a_run_refuses_values_out_of_range(settings, message):
+    with pytest.raises(ValueError, match=message):
+        Run(**{"folder": "somewhere", **settings})
+
+
+def test_what_only_a_run_can_do_says_so(tmp_path):
+    with pytest.raises(ValueError, match=r"no run to resume: .*run=Run\(folder\)"):
+        make().resume()
+    run = Run(tmp_path)
+    for _ in range(2):  # the folder is the first one's, though the part is the same
+        second = make(steps=4)
+        second.run = run
+        if not run.metrics.exists():
+            second.train()
+    with pytest.raises(ValueError, match="holds a run: resume it"):
+        second.train()
+
+
 def test_random_numbers_of_a_mac(monkeypatch):
     kept = [torch.ones(3, dtype=torch.uint8)]
     monkeypatch.setattr(torch.mps, "get_rng_state", lambda: kept[-1])
     monkeypatch.setattr(torch.mps, "set_rng_state", kept.append)
     device = torch.device("mps")
-    state = trainer_module.rng_state(device)
+    state = rng_state(device)
     assert torch.equal(state["mps"], kept[0]) and torch.equal(state["cpu"], torch.get_rng_state())
     kept.append(torch.zeros(3, dtype=torch.uint8))
-    trainer_module.set_rng_state(state, device)
+    set_rng_state(state, device)
     assert torch.equal(kept[-1], kept[0])
-    trainer_module.set_rng_state({"cpu": state["cpu"]}, device)  # as a run on a CPU wrote it
+    set_rng_state({"cpu": state["cpu"]}, device)  # as a run on a CPU wrote it
     assert len(kept) == 3
 
 
@@ -351,7 +378,7 @@ def test_nan_stops_with_the_step_and_a_saved_state(tmp_path):
     tensors, state = load_checkpoint(tmp_path / "step-00000007")
     assert all(t.isfinite().all() for t in tensors["model"].values())
     assert state["source"]["index"] == 7  # the batch that did it is drawn again
-    assert trainer.source.index == 7 and trainer.model.mix.weight.grad is None
+    assert trainer.batches.index == 7 and trainer.model.mix.weight.grad is None
     torch.manual_seed(0)
     healthy = make(tmp_path, model=Scaled())
     assert healthy.resume() and healthy.step == 7
@@ -401,7 +428,7 @@ def test_a_trainer_without_a_folder_needs_the_core_alone():
         [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, check=True
     )
     core = ["training", "training.data", "training.loss", "training.optim", "training.trainer"]
-    core = ["checks", *core]  # what serves all
+    core = ["checks", "device", "modes", *core]  # what serves all
     assert done.stdout.split() == ["minillm", *(f"minillm.{name}" for name in core)]
 
 
