@@ -60,7 +60,7 @@ def excess(
     """Nats a story above what the language itself needs for these n stories."""
     stories = [language.sample(random.Random(f"{seed}/{i}")) for i in range(n)]
     num_bytes = sum(len(story.text.encode()) for story in stories)
-    bits = evaluate(model, [story.text for story in stories], tokenizer)
+    bits = evaluate(model, tokenizer, [story.text for story in stories])
     return (bits * math.log(2) * num_bytes + sum(story.log_prob for story in stories)) / n
 
 
@@ -69,7 +69,7 @@ def train(
 ) -> None:
     """80 steps on stories of the language."""
     stories = StoryDocuments(language, tokenizer.encode_ordinary, seed=f"train {seed}")
-    batches = DocumentBatches(stories, 4, 256, end_id=tokenizer.eos_token_id, seed=seed)
+    batches = DocumentBatches(stories, 4, 256, eos_token_id=tokenizer.eos_token_id, seed=seed)
     config = TrainConfig(STEPS, max_lr=rate, min_lr=0.0, warmup_steps=8, weight_decay=0.0)
     Trainer(model, batches, config, progress=False).train()
 

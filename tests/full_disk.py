@@ -61,7 +61,7 @@ def checkpoint(number: int, folder: Path) -> None:
 
 def tokens(number: int, folder: Path) -> None:
     documents = [[number] * 500] * (20 + number)
-    TokenDataset.write(folder / "tokens.npy", documents, vocab_size=270, end_id=9)
+    TokenDataset.write(folder / "tokens.npy", documents, vocab_size=270, eos_token_id=9)
 
 
 def records(number: int, folder: Path) -> None:

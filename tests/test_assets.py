@@ -44,7 +44,7 @@ def test_it_is_within_a_thousandth_of_the_floor_on_held_out_stories(shipped):
     language, texts = StoryLanguage("en"), stories("stories-en", 200, "held out")
     num_bytes = sum(len(text.encode("utf-8")) for text in texts)
     floor = -sum(language.score(text) for text in texts) / math.log(2) / num_bytes
-    measured = evaluate(model, texts, tokenizer)
+    measured = evaluate(model, tokenizer, texts)
     assert floor < measured <= 1.001 * floor
 
 

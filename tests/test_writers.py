@@ -127,7 +127,7 @@ WRITERS = {
     "onnx": write_onnx,
     "onnx of two files": write_two_onnx_files,
     "tokens": lambda f, time: TokenDataset.write(
-        f / "x.npy", [[time] * 9, [2]], vocab_size=4, end_id=3
+        f / "x.npy", [[time] * 9, [2]], vocab_size=4, eos_token_id=3
     ),
     "tokenizer": lambda f, time: tokenizer(time).save(f),
     "wrapped tokenizer": lambda f, time: WrappedTokenizer(tokenizer(time).to_hf()).save(f),

@@ -334,7 +334,7 @@ def train(a: argparse.Namespace) -> None:
         looks: dict[str, Any] = {}
         if not is_file(a):
             held_out = stories(a.corpus, a.held_out, "held out")
-            looks["validate"] = lambda m: {"held_out": evaluate(m, held_out, tokenizer)}
+            looks["validate"] = lambda m: {"held_out": evaluate(m, tokenizer, held_out)}
         if not a.quiet:
             looks |= {"sample": lambda m: _early_text(a, m, tokenizer), "on_log": _show}
         looks |= {"token_bytes": token_byte_lengths(tokenizer), "progress": not a.quiet}
@@ -402,7 +402,7 @@ def _prepare(a: argparse.Namespace) -> tuple[Any, Any]:
     begin_run_info(a)
     if is_file(a) and not (a.resume and (a.output_dir / "tokens.npy").exists()):
         encoded = (tokenizer.encode_ordinary(text) for text in documents(a.corpus))
-        ends = {"vocab_size": tokenizer.vocab_size, "end_id": tokenizer.eos_token_id}
+        ends = {"vocab_size": tokenizer.vocab_size, "eos_token_id": tokenizer.eos_token_id}
         TokenDataset.write(a.output_dir / "tokens.npy", encoded, **ends)
     return tokenizer, lock
 
@@ -609,7 +609,7 @@ def source(a: argparse.Namespace, tokenizer: Any) -> Any:
     end, encode = tokenizer.eos_token_id, tokenizer.encode_ordinary
     texts: Any
     if is_file(a):
-        data = TokenDataset(a.output_dir / "tokens.npy", end_id=end)
+        data = TokenDataset(a.output_dir / "tokens.npy", eos_token_id=end)
         if layout(a) == "windows":
             return WindowBatches(data, a.batch_size, a.context_length, seed=a.seed)
         texts = FileDocuments(data, seed=a.seed)
@@ -619,7 +619,7 @@ def source(a: argparse.Namespace, tokenizer: Any) -> Any:
     else:
         texts = StoryDocuments(language(a.corpus), encode, seed=a.seed)
     sizes = (a.batch_size, a.context_length)
-    batches = DocumentBatches(texts, *sizes, end_id=end, layout=layout(a), seed=a.seed)
+    batches = DocumentBatches(texts, *sizes, eos_token_id=end, layout=layout(a), seed=a.seed)
     return ExactBatches(batches, texts.language, tokenizer) if a.exact_targets else batches
 
 
@@ -763,7 +763,7 @@ def evaluate_folder(a: argparse.Namespace) -> None:
 
     model, tokenizer = _load(a)
     grammar = language(a.corpus)
-    measured = evaluate(model, stories(a.corpus, a.documents, "held out"), tokenizer)
+    measured = evaluate(model, tokenizer, stories(a.corpus, a.documents, "held out"))
     floor = grammar.bits_per_byte()
     print(f"bits per byte  {measured:.4f}  on {a.documents} held-out stories, ends included")
     print(f"floor          {floor:.4f}  which no model can beat; ratio {measured / floor:.3f}")

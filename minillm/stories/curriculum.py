@@ -140,8 +140,8 @@ class ExactBatches:
         probs.scatter_(-1, targets.where(counted, 0)[..., None], counted[..., None].float())
         for row, ids in zip(probs, targets.tolist(), strict=True):
             start = 0
-            while self.batches.end_id in ids[start:]:
-                end = ids.index(self.batches.end_id, start)
+            while self.batches.eos_token_id in ids[start:]:
+                end = ids.index(self.batches.eos_token_id, start)
                 for place, known in self._known(ids[start:end]):
                     row[start + place] = 0.0
                     row[start + place, list(known)] = torch.tensor(list(known.values()))

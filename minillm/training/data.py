@@ -79,14 +79,14 @@ class WindowBatches:
         self.index = count_in(state, "index")
 
 
-def document_row(ids: Iterable[int], end_id: int) -> list[int]:
+def document_row(ids: Iterable[int], eos_token_id: int) -> list[int]:
     """A document between two end tokens; one that it begins with itself is not written twice."""
-    row = [*map(int, ids), end_id]  # numpy's integers are no JSON
-    return row if len(row) > 1 and row[0] == end_id else [end_id, *row]
+    row = [*map(int, ids), eos_token_id]  # numpy's integers are no JSON
+    return row if len(row) > 1 and row[0] == eos_token_id else [eos_token_id, *row]
 
 
 def _write_tokens(
-    path: Path, documents: Iterable[list[int]], *, vocab_size: int, end_id: int
+    path: Path, documents: Iterable[list[int]], *, vocab_size: int, eos_token_id: int
 ) -> None:
     """Write documents one by one, each with an end token; the file appears when it is whole."""
     from minillm.files import replacing
@@ -95,7 +95,7 @@ def _write_tokens(
     with replacing(path) as temporary, open(temporary, "w+b") as file:
         _write_header(file, dtype, 2**62)
         for ids in documents:
-            row = np.asarray(document_row(ids, end_id)[1:])  # it begins at the end before
+            row = np.asarray(document_row(ids, eos_token_id)[1:])  # it begins at the end before
             if row.min() < 0 or row.max() >= vocab_size:
                 raise ValueError(f"ids {row.min()}..{row.max()}, vocabulary {vocab_size}")
             file.write(row.astype(dtype).tobytes())
@@ -119,8 +119,8 @@ class TokenDataset:
     Raises: ValueError if the file is no such array, FileNotFoundError if there is none.
     """
 
-    def __init__(self, path: str | Path, *, end_id: int | None = None) -> None:
-        self.path, self.end_id = Path(path), end_id
+    def __init__(self, path: str | Path, *, eos_token_id: int | None = None) -> None:
+        self.path, self.eos_token_id = Path(path), eos_token_id
         try:
             self.tokens = np.lib.format.open_memmap(self.path, mode="r")
         except (ValueError, EOFError, OSError) as error:
@@ -140,18 +140,18 @@ class TokenDataset:
 
     def documents(self) -> np.ndarray:
         """Where each document begins and ends (past its end token). Shape: -> (documents, 2)."""
-        if self.end_id is None:
-            raise ValueError("a dataset needs its end_id to tell documents apart")
-        ends = np.flatnonzero(self.tokens == self.end_id) + 1
+        if self.eos_token_id is None:
+            raise ValueError("a dataset needs its eos_token_id to tell documents apart")
+        ends = np.flatnonzero(self.tokens == self.eos_token_id) + 1
         return np.stack([np.concatenate([[0], ends])[:-1], ends], axis=1)
 
     @classmethod
     def write(
-        cls, path: str | Path, documents: Iterable[list[int]], *, vocab_size: int, end_id: int
+        cls, path: str | Path, documents: Iterable[list[int]], *, vocab_size: int, eos_token_id: int
     ) -> "TokenDataset":
         """Write documents one by one, each with an end token; the file appears when it is whole."""
-        _write_tokens(Path(path), documents, vocab_size=vocab_size, end_id=end_id)
-        return cls(path, end_id=end_id)
+        _write_tokens(Path(path), documents, vocab_size=vocab_size, eos_token_id=eos_token_id)
+        return cls(path, eos_token_id=eos_token_id)
 
 
 def pad_rows(rows: list[list[int]], width: int, fill: int) -> tuple[Tensor, Tensor]:

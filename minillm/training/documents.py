@@ -56,7 +56,9 @@ class FileDocuments:
     def __init__(self, dataset: TokenDataset, *, seed: int = 0) -> None:
         self.dataset, self.bounds, self.seed, self.index = dataset, dataset.documents(), seed, 0
         if not len(self.bounds):
-            raise ValueError(f"{dataset.path} holds no whole document (end token {dataset.end_id})")
+            raise ValueError(
+                f"{dataset.path} holds no whole document (end token {dataset.eos_token_id})"
+            )
         self._epoch, self._order = -1, np.empty(0, dtype=np.int64)
 
     def __next__(self) -> list[int]:
@@ -152,7 +154,7 @@ class DocumentBatches:
         batch_size: int,
         context_length: int,
         *,
-        end_id: int,
+        eos_token_id: int,
         layout: Literal["padded", "packed"] = "padded",
         shuffle_buffer: int = 16,
         seed: int = 0,
@@ -160,14 +162,14 @@ class DocumentBatches:
         sizes = (batch_size, context_length, shuffle_buffer)
         if layout not in ("padded", "packed") or min(sizes) < 1:
             raise ValueError(f"{layout=}, {batch_size=}, {context_length=}, {shuffle_buffer=}")
-        self.documents, self.end_id, self.skipped = documents, end_id, 0
+        self.documents, self.eos_token_id, self.skipped = documents, eos_token_id, 0
         self.settings: dict[str, Any] = {
             "batch_size": batch_size,
             "context_length": context_length,
             "layout": layout,
             "shuffle_buffer": shuffle_buffer,
             "seed": seed,
-            "end_id": end_id,
+            "eos_token_id": eos_token_id,
         }
         self._carry: list[list[int]] = []  # rows that did not fill a batch, for the next buffer
         self._buffer: list[list[list[int]]] = []  # batches of rows, the next one first
@@ -181,7 +183,7 @@ class DocumentBatches:
         size, length = self.settings["batch_size"], self.settings["context_length"]
         rows, tokens, skipped = list(self._carry), sum(map(len, self._carry)), self.skipped
         while tokens < self.settings["shuffle_buffer"] * size * length:
-            row = document_row(next(self.documents), self.end_id)
+            row = document_row(next(self.documents), self.eos_token_id)
             if len(row) <= length + 1:
                 rows.append(row)
                 tokens += len(row) - 1
@@ -203,7 +205,7 @@ class DocumentBatches:
         width = self.settings["context_length"] + 1
         if self.settings["layout"] == "padded":
             width = min(width, -(-(max(map(len, rows)) - 1) // 8) * 8 + 1)
-        return pad_rows(rows, width, self.end_id)
+        return pad_rows(rows, width, self.eos_token_id)
 
     def state_dict(self) -> dict[str, Any]:
         """Where we stand: the stream before the buffer, rows carried in, batches taken."""

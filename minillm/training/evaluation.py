@@ -22,11 +22,11 @@ __all__ = ["evaluate", "token_byte_lengths"]
 @torch.no_grad()
 def evaluate(
     model: nn.Module,
-    texts: Sequence[str],
     tokenizer: Any,
+    texts: Sequence[str],
     *,
     batch_tokens: int = 8192,
-    end_id: int | None = None,
+    eos_token_id: int | None = None,
 ) -> float:
     """Bits per byte of whole documents, each alone in its row.
 
@@ -38,11 +38,15 @@ def evaluate(
         known.
     """
     check_texts(texts)
-    end_id = tokenizer.eos_token_id if end_id is None else end_id
-    if end_id is None:
-        raise ValueError("the tokenizer has no end token: say with end_id which one begins a text")
+    eos_token_id = tokenizer.eos_token_id if eos_token_id is None else eos_token_id
+    if eos_token_id is None:
+        raise ValueError(
+            "the tokenizer has no end token: say with eos_token_id which one begins a text"
+        )
     texts = [well_formed(text) for text in texts]  # the text that is encoded has the bytes
-    rows = sorted(([end_id, *tokenizer.encode_ordinary(t), end_id] for t in texts), key=len)
+    rows = sorted(
+        ([eos_token_id, *tokenizer.encode_ordinary(t), eos_token_id] for t in texts), key=len
+    )
     num_bytes = sum(len(t.encode("utf-8")) for t in texts)
     if not num_bytes:
         raise ValueError(f"{len(texts)} texts without a byte: nothing to measure")
@@ -51,7 +55,7 @@ def evaluate(
         while rows:
             size = max(1, batch_tokens // len(rows[-1]))
             batch, rows = rows[-size:], rows[:-size]
-            inputs, targets = pad_rows(batch, len(batch[-1]), end_id)
+            inputs, targets = pad_rows(batch, len(batch[-1]), eos_token_id)
             logits = model(inputs.to(device))
             nats += float(cross_entropy(logits, targets.to(device), reduction="sum"))
     return nats / math.log(2) / num_bytes

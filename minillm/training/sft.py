@@ -133,9 +133,9 @@ def conversation_examples(
     return examples
 
 
-def document_example(ids: Iterable[int], end_id: int) -> Example:
+def document_example(ids: Iterable[int], eos_token_id: int) -> Example:
     """A document between two end tokens, all of which is to be learnt."""
-    row = document_row(ids, end_id)
+    row = document_row(ids, eos_token_id)
     return Example(row, [False] + [True] * (len(row) - 1))
 
 

@@ -64,7 +64,7 @@ def test_train_leaves_a_model_a_tokenizer_and_a_record(trained):
     assert record["parameters"] == model.num_parameters() and record["step"] == 6
     assert (record["processes"], record["torch"]) == (1, torch.__version__)
     assert record["options"]["seed"] == 0 and record["options"]["hidden_size"] == 32
-    held_out = evaluate(model, stories("stories-en", 3, "held out"), tokenizer)
+    held_out = evaluate(model, tokenizer, stories("stories-en", 3, "held out"))
     assert record["held_out"] == pytest.approx(held_out, rel=1e-5)
 
 
@@ -313,7 +313,7 @@ def test_train_on_a_text_file(tmp_path, layout, capsys):
 
     _, tokenizer = from_pretrained(out)
     assert tokenizer.add_bos == (layout != "windows")  # a window begins anywhere
-    data = TokenDataset(out / "tokens.npy", end_id=tokenizer.eos_token_id)
+    data = TokenDataset(out / "tokens.npy", eos_token_id=tokenizer.eos_token_id)
     texts = [tokenizer.decode(data[a : b - 1].tolist()) for a, b in data.documents()]
     assert texts == documents
 
@@ -391,7 +391,7 @@ def test_eval_prints_what_it_measured(trained, capsys):
     assert run(*command) == 0
     shown = capsys.readouterr().out
     model, tokenizer = from_pretrained(trained)
-    measured = evaluate(model, stories("stories-en", 5, "held out"), tokenizer)
+    measured = evaluate(model, tokenizer, stories("stories-en", 5, "held out"))
     assert re.search(r"bits per byte +([\d.]+)", shown)[1] == f"{measured:.4f}"
     floor = StoryLanguage("en").bits_per_byte()
     assert re.search(r"floor +([\d.]+)", shown)[1] == f"{floor:.4f}"

@@ -448,11 +448,11 @@ def test_the_shipped_adapter_knows_the_four_cards():
     few = StoryLanguage("en", grammar=fewer_cards(grammar, 4, random.Random("14_lora")))
     stories = [few.sample(random.Random(f"other/{i}")) for i in range(12)]
     size = sum(len(story.text.encode()) for story in stories)
-    nats = evaluate(base, [story.text for story in stories], tokenizer) * math.log(2) * size
+    nats = evaluate(base, tokenizer, [story.text for story in stories]) * math.log(2) * size
     above = (nats + sum(story.log_prob for story in stories)) / 12
     assert 0 < above < 2
     with lora_disabled(base):
-        off = evaluate(base, [story.text for story in stories], tokenizer) * math.log(2) * size
+        off = evaluate(base, tokenizer, [story.text for story in stories]) * math.log(2) * size
     assert (off - nats) / 12 > 5
 
 

@@ -48,7 +48,7 @@ def small():
 def batches(small, layout="padded", rows=4):
     language, tokenizer = small
     documents = StoryDocuments(language, tokenizer.encode_ordinary, seed=3)
-    sizes = {"end_id": tokenizer.eos_token_id, "layout": layout, "shuffle_buffer": 4}
+    sizes = {"eos_token_id": tokenizer.eos_token_id, "layout": layout, "shuffle_buffer": 4}
     return DocumentBatches(documents, rows, 60, **sizes)
 
 
@@ -107,7 +107,7 @@ def test_real_stories_keep_their_samples_where_cards_have_no_tokens_of_their_own
     language = StoryLanguage(lang)
     tokenizer = BPETokenizer.train(language.corpus(300, 1), 1200, special_tokens=[END])
     documents = StoryDocuments(language, tokenizer.encode_ordinary)
-    rows = {"end_id": tokenizer.eos_token_id, "shuffle_buffer": 1}
+    rows = {"eos_token_id": tokenizer.eos_token_id, "shuffle_buffer": 1}
     plain, other = (DocumentBatches(documents, 4, 600, **rows) for _ in range(2))
     inputs, targets = next(plain)
     documents.index = 0

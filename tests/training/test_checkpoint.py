@@ -112,7 +112,9 @@ def test_going_back_forgets_moments_that_came_later(tmp_path, optimizer):
 @pytest.mark.parametrize("layout", ["padded", "packed"])
 def test_resuming_keeps_the_order_of_documents(tmp_path, layout):
     def run(folder, resume=False, until=None):
-        source = DocumentBatches(Documents(), 3, 48, end_id=END, layout=layout, shuffle_buffer=4)
+        source = DocumentBatches(
+            Documents(), 3, 48, eos_token_id=END, layout=layout, shuffle_buffer=4
+        )
         trainer = make(folder, steps=20, source=source)
         assert trainer.resume() == resume
         trainer.train(until)
@@ -152,7 +154,7 @@ KILLED = """
         if child:
             os.close(end)
             return child, pipe
-        source = DocumentBatches(Documents(), 2, 48, end_id=END, shuffle_buffer=3)
+        source = DocumentBatches(Documents(), 2, 48, eos_token_id=END, shuffle_buffer=3)
         settings = {"checkpoint_interval": 2, "log_interval": 1, "fused": False}
         trainer = make(f"{folder}/{name}", 120, source=source, **settings)
         trainer.resume()
@@ -416,7 +418,7 @@ def test_what_can_never_be_saved_is_told_at_the_first_checkpoint(tmp_path):
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 def test_a_buffered_run_resumes_exactly_and_only_with_its_settings(tmp_path, optimizer):
     def run(folder, **settings):
-        source = DocumentBatches(Documents(), 3, 48, end_id=END, shuffle_buffer=4)
+        source = DocumentBatches(Documents(), 3, 48, eos_token_id=END, shuffle_buffer=4)
         return make(folder, 20, source=source, optimizer=optimizer, **settings)
 
     whole, again = (run(tmp_path / name, gradient_accumulation_steps=2) for name in "ab")

@@ -63,7 +63,7 @@ def test_windows_depend_on_seed_and_number_alone():
 def test_token_files_are_streamed_and_mapped(tmp_path, vocab_size, dtype):
     documents = [[1, 2, 3], [], [vocab_size - 1] * 5]
     data = TokenDataset.write(
-        tmp_path / "t.npy", (d for d in documents), vocab_size=vocab_size, end_id=0
+        tmp_path / "t.npy", (d for d in documents), vocab_size=vocab_size, eos_token_id=0
     )
     assert isinstance(data.tokens, np.memmap) and data.tokens.dtype == dtype
     assert data.tokens.tolist() == [1, 2, 3, 0, 0, *[vocab_size - 1] * 5, 0]
@@ -81,7 +81,7 @@ def test_writing_tokens_keeps_the_memory_small(tmp_path):
         from minillm.training.data import TokenDataset
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         data = TokenDataset.write(sys.argv[1], ([7] * 1000 for _ in range(8000)),
-                                  vocab_size=100, end_id=0)
+                                  vocab_size=100, eos_token_id=0)
         after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         print(len(data), after - before)
     """
@@ -99,22 +99,22 @@ def test_writing_tokens_keeps_the_memory_small(tmp_path):
 def test_a_document_that_brings_its_begin_token_gets_no_other(tmp_path):
     """The end of the document before is the beginning of the next, as in a packed row."""
     documents = [[0, 1, 2], [3], np.array([0, 4]), [0], []]
-    data = TokenDataset.write(tmp_path / "t.npy", documents, vocab_size=5, end_id=0)
+    data = TokenDataset.write(tmp_path / "t.npy", documents, vocab_size=5, eos_token_id=0)
     assert data[:].tolist() == [1, 2, 0, 3, 0, 4, 0, 0, 0]
 
 
 def test_a_failed_write_leaves_no_file(tmp_path):
     path = tmp_path / "t.npy"
-    TokenDataset.write(path, [[1]], vocab_size=10, end_id=0)
+    TokenDataset.write(path, [[1]], vocab_size=10, eos_token_id=0)
     with pytest.raises(ValueError, match=r"ids 0\.\.10, vocabulary 10"):
-        TokenDataset.write(path, [[2], [10]], vocab_size=10, end_id=0)
+        TokenDataset.write(path, [[2], [10]], vocab_size=10, eos_token_id=0)
     assert os.listdir(tmp_path) == ["t.npy"]
     assert TokenDataset(path).tokens.tolist() == [1, 0]
 
 
 def test_broken_token_files_are_refused(tmp_path):
     path = tmp_path / "t.npy"
-    TokenDataset.write(path, [[1] * 100], vocab_size=10, end_id=0)
+    TokenDataset.write(path, [[1] * 100], vocab_size=10, eos_token_id=0)
     path.write_bytes(path.read_bytes()[:-20])
     with pytest.raises(ValueError, match="not a whole token file"):
         TokenDataset(path)

@@ -19,7 +19,7 @@ from minillm.training.documents import DocumentBatches, FileDocuments, StoryDocu
 
 @pytest.mark.parametrize("layout", ["padded", "packed"])
 def test_document_batches_hold_whole_documents_once(layout):
-    source = DocumentBatches(Documents(), 4, 48, end_id=END, layout=layout, shuffle_buffer=3)
+    source = DocumentBatches(Documents(), 4, 48, eos_token_id=END, layout=layout, shuffle_buffer=3)
     found, widths = [], set()
     for _ in range(40):
         x, y = next(source)
@@ -50,7 +50,9 @@ def test_document_batches_hold_whole_documents_once(layout):
 @given(taken=st.integers(0, 25))
 def test_document_batches_resume_anywhere(layout, taken):
     def fresh():
-        return DocumentBatches(Documents(), 3, 48, end_id=END, layout=layout, shuffle_buffer=4)
+        return DocumentBatches(
+            Documents(), 3, 48, eos_token_id=END, layout=layout, shuffle_buffer=4
+        )
 
     first, second = fresh(), fresh()
     for _ in range(taken):
@@ -68,7 +70,7 @@ def test_documents_that_bring_their_begin_token_get_no_other(layout):
             return [END, *super().__next__()]
 
     first, second = (
-        DocumentBatches(documents, 4, 48, end_id=END, layout=layout, shuffle_buffer=3)
+        DocumentBatches(documents, 4, 48, eos_token_id=END, layout=layout, shuffle_buffer=3)
         for documents in (Documents(), Begun())
     )
     for _ in range(20):
@@ -78,7 +80,7 @@ def test_documents_that_bring_their_begin_token_get_no_other(layout):
 @pytest.mark.parametrize("layout", ["padded", "packed"])
 def test_no_document_waits_for_ever(layout):
     """Carried rows are dealt soon, the longest ones too."""
-    source = DocumentBatches(Documents(), 4, 48, end_id=END, layout=layout, shuffle_buffer=2)
+    source = DocumentBatches(Documents(), 4, 48, eos_token_id=END, layout=layout, shuffle_buffer=2)
     given = set()
     for _ in range(100):
         for row in next(source)[1].tolist():
@@ -94,7 +96,7 @@ def test_no_document_waits_for_ever(layout):
 )
 def test_the_order_of_documents_is_that_of_older_versions(layout, expected):
     """Or a run that was begun with one version could not go on exactly with the next."""
-    source = DocumentBatches(Documents(), 4, 48, end_id=END, layout=layout, shuffle_buffer=3)
+    source = DocumentBatches(Documents(), 4, 48, eos_token_id=END, layout=layout, shuffle_buffer=3)
     digest = hashlib.sha256()
     for _ in range(50):
         inputs, targets = next(source)
@@ -104,11 +106,11 @@ def test_the_order_of_documents_is_that_of_older_versions(layout, expected):
 
 def test_document_batches_refuse_what_does_not_fit():
     with pytest.raises(ValueError, match="rows of 8"):
-        next(DocumentBatches(Documents(), 4, 8, end_id=END))
+        next(DocumentBatches(Documents(), 4, 8, eos_token_id=END))
     with pytest.raises(ValueError, match="layout='loose'"):
-        DocumentBatches(Documents(), 4, 8, end_id=END, layout="loose")
-    source = DocumentBatches(Documents(), 4, 48, end_id=END)
-    other = DocumentBatches(Documents(), 5, 48, end_id=END)
+        DocumentBatches(Documents(), 4, 8, eos_token_id=END, layout="loose")
+    source = DocumentBatches(Documents(), 4, 48, eos_token_id=END)
+    other = DocumentBatches(Documents(), 5, 48, eos_token_id=END)
     with pytest.raises(ValueError, match="batch_size: saved 4, now 5"):
         other.load_state_dict(source.state_dict())
 
@@ -121,7 +123,7 @@ class Arrays(Documents):
 
 
 def test_documents_may_be_arrays():
-    plain, arrays = (DocumentBatches(d(), 4, 48, end_id=END) for d in (Documents, Arrays))
+    plain, arrays = (DocumentBatches(d(), 4, 48, eos_token_id=END) for d in (Documents, Arrays))
     for _ in range(20):
         for a, b in zip(next(plain), next(arrays), strict=True):
             assert torch.equal(a, b)
@@ -130,7 +132,7 @@ def test_documents_may_be_arrays():
 
 def test_file_documents_shuffle_each_epoch_anew(tmp_path):
     data = TokenDataset.write(
-        tmp_path / "t.npy", ([i, i] for i in range(1, 9)), vocab_size=10, end_id=0
+        tmp_path / "t.npy", ([i, i] for i in range(1, 9)), vocab_size=10, eos_token_id=0
     )
     stream = FileDocuments(data, seed=5)
     epochs = [[next(stream) for _ in range(8)] for _ in range(3)]
@@ -141,10 +143,10 @@ def test_file_documents_shuffle_each_epoch_anew(tmp_path):
     assert [next(other) for _ in range(3)] == epochs[1][5:]
     with pytest.raises(ValueError, match="seed: saved 4, now 5"):
         other.load_state_dict({"seed": 4, "tokens": 24, "index": 0})
-    with pytest.raises(ValueError, match="end_id"):
+    with pytest.raises(ValueError, match="eos_token_id"):
         FileDocuments(TokenDataset(tmp_path / "t.npy"))
     with pytest.raises(ValueError, match="no whole document"):
-        FileDocuments(TokenDataset(tmp_path / "t.npy", end_id=9))
+        FileDocuments(TokenDataset(tmp_path / "t.npy", eos_token_id=9))
 
 
 def test_stories_depend_on_seed_and_number_alone():
@@ -181,7 +183,7 @@ class Growing(Documents):
 @pytest.mark.parametrize("layout", ["padded", "packed"])
 def test_a_document_that_is_too_long_is_left_out_and_counted(layout):
     def fresh():
-        return DocumentBatches(Growing(), 3, 48, end_id=END, layout=layout, shuffle_buffer=4)
+        return DocumentBatches(Growing(), 3, 48, eos_token_id=END, layout=layout, shuffle_buffer=4)
 
     source, state = fresh(), None
     with pytest.warns(UserWarning, match=r"61 tokens does not fit rows of 48: left out") as told:
@@ -209,9 +211,9 @@ def test_the_long_story_that_ended_runs_is_left_out():
     encode, end = tokenizer.encode_ordinary, tokenizer.eos_token_id
     told = StoryDocuments(StoryLanguage("en"), encode)
     assert len(encode(told.text(2368))) == 412
-    source = DocumentBatches(told, 8, 412, end_id=end)
+    source = DocumentBatches(told, 8, 412, eos_token_id=end)
     state = {"batch_size": 8, "context_length": 412, "layout": "padded", "seed": 0}
-    state |= {"end_id": end, "shuffle_buffer": 16, "skipped": 0}
+    state |= {"eos_token_id": end, "shuffle_buffer": 16, "skipped": 0}
     state |= {"carry": [], "number": 19, "taken": 0}
     state["documents"] = {"seed": 0, "lang": "en", "index": 2300}
     with pytest.warns(UserWarning, match=r"of 413 tokens does not fit rows of 412.*\(1 so far\)"):
@@ -221,7 +223,7 @@ def test_the_long_story_that_ended_runs_is_left_out():
 
 
 def test_a_source_takes_no_damaged_state():
-    source = DocumentBatches(Documents(), 4, 48, end_id=END)
+    source = DocumentBatches(Documents(), 4, 48, eos_token_id=END)
     next(source)
     whole, before = source.state_dict(), json.dumps(source.state_dict())
     for name, value in [

@@ -21,31 +21,31 @@ def test_evaluate_counts_all_nats_over_all_bytes():
         nats -= float(logits[torch.arange(len(ids) - 1), ids[1:]].sum())
     expected = nats / math.log(2) / sum(len(t.encode()) for t in texts)
     for batch_tokens in (1, 20, 10000):
-        assert evaluate(model, texts, Letters(), batch_tokens=batch_tokens) == pytest.approx(
+        assert evaluate(model, Letters(), texts, batch_tokens=batch_tokens) == pytest.approx(
             expected, rel=1e-6
         )
     assert model.training
     uniform = nn.Sequential(nn.Embedding(257, 1), nn.Linear(1, 257, bias=False))
     nn.init.zeros_(uniform[1].weight)
-    one = evaluate(uniform, ["abc"], Letters())
+    one = evaluate(uniform, Letters(), ["abc"])
     assert one == pytest.approx(4 * math.log2(257) / 3)  # three letters and the end, three bytes
     with pytest.raises(ValueError, match="0 texts"):
-        evaluate(model, [], Letters())
+        evaluate(model, Letters(), [])
 
 
 def test_evaluate_says_that_an_end_token_is_missing():
     tokenizer, model = Letters(), nn.Sequential(nn.Embedding(257, 8), nn.Linear(8, 257))
-    expected = evaluate(model, ["abc"], tokenizer)
+    expected = evaluate(model, tokenizer, ["abc"])
     tokenizer.eos_token_id = None
-    with pytest.raises(ValueError, match="no end token: say with end_id which"):
-        evaluate(model, ["abc"], tokenizer)
-    assert evaluate(model, ["abc"], tokenizer, end_id=256) == expected
+    with pytest.raises(ValueError, match="no end token: say with eos_token_id which"):
+        evaluate(model, tokenizer, ["abc"])
+    assert evaluate(model, tokenizer, ["abc"], eos_token_id=256) == expected
 
 
 def test_evaluate_counts_the_bytes_that_were_encoded():
     model = nn.Sequential(nn.Embedding(257, 8), nn.Linear(8, 257))
-    expected = evaluate(model, ["a\ufffd"], Letters())  # as our tokenizers write half a character
-    assert evaluate(model, ["a\ud800"], Letters()) == expected
+    expected = evaluate(model, Letters(), ["a\ufffd"])  # as our tokenizers write half a character
+    assert evaluate(model, Letters(), ["a\ud800"]) == expected
 
 
 def test_token_byte_lengths():
@@ -62,17 +62,17 @@ def test_ids_without_a_token_have_no_bytes():
 def test_nothing_is_dropped_while_a_model_is_judged():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Embedding(257, 8), nn.Dropout(0.5), nn.Linear(8, 257)).eval()
-    expected = evaluate(model, ["abc"], Letters())
+    expected = evaluate(model, Letters(), ["abc"])
     model.train()
     model[2].eval()
-    assert evaluate(model, ["abc"], Letters()) == expected
+    assert evaluate(model, Letters(), ["abc"]) == expected
     assert [part.training for part in model.modules()] == [True, True, True, False]
     with pytest.raises(IndexError):  # an id that the model does not know
-        evaluate(model, ["abc"], Letters(), end_id=300)
+        evaluate(model, Letters(), ["abc"], eos_token_id=300)
     assert [part.training for part in model.modules()] == [True, True, True, False]
 
 
 def test_one_text_is_not_judged_letter_by_letter():
     model = nn.Sequential(nn.Embedding(257, 8), nn.Linear(8, 257))
     with pytest.raises(ValueError, match=r"texts must be several texts, not one, 'a story'"):
-        evaluate(model, "a story", Letters())
+        evaluate(model, Letters(), "a story")

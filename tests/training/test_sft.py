@@ -400,7 +400,7 @@ def test_a_document_is_what_document_batches_make_of_it(chatml):
     width = max(len(row.ids) for row in rows)
     ours = next(ConversationBatches(rows, 8, width))
     assert all(row.mask == [False] + [True] * (len(row.ids) - 1) for row in rows)
-    theirs = DocumentBatches(stories, 1, width, end_id=end, shuffle_buffer=1)
+    theirs = DocumentBatches(stories, 1, width, eos_token_id=end, shuffle_buffer=1)
     found = {tuple(t[t != -100].tolist()) for t in ours[1]}
     _, targets = next(theirs)
     assert {tuple(t[t != -100].tolist()) for t in targets} <= found

@@ -171,11 +171,11 @@ def tokenizer():
 def test_evaluation(tokenizer):
     model = CausalLM(ModelConfig(tokenizer.vocab_size, 16, 2, 4, 24))
     texts = ["the cat", "sat on the mat, the cat", "", "on"]
-    expected = evaluate(model, texts, tokenizer, batch_tokens=20)
+    expected = evaluate(model, tokenizer, texts, batch_tokens=20)
     with PretendedDevice() as device:
         model.to("cuda")
         device.forget()
-        assert evaluate(model, texts, tokenizer, batch_tokens=20) == pytest.approx(expected, 1e-6)
+        assert evaluate(model, tokenizer, texts, batch_tokens=20) == pytest.approx(expected, 1e-6)
         assert set(device.waits) == {"item"}
 
 
