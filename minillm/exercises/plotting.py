@@ -137,7 +137,8 @@ def shaded_text(
 
     Raises: ValueError if there are not as many values as pieces.
     """
-    places, row, column = [], 0, 0
+    places: list[tuple[float, float, str, float]] = []
+    row = column = 0
     for piece, value in zip(pieces, values, strict=True):
         if column and column + len(piece) > columns:
             row, column, piece = row + 1, 0, piece.lstrip()
