@@ -27,6 +27,7 @@ __all__ = [
     "any_of",
     "check_attention",
     "check_causal",
+    "check_drawn",
     "check_fields",
     "check_input",
     "check_kind",
@@ -34,11 +35,14 @@ __all__ = [
     "check_number",
     "check_one_of",
     "check_positions",
+    "check_prompt",
+    "check_room",
     "check_settings",
     "check_sizes",
     "check_texts",
     "check_tokens",
     "check_utf8",
+    "context_length",
     "count_in",
     "is_id",
     "list_of",
@@ -248,6 +252,74 @@ def check_mask(mask: Tensor | None, name: str = "attention_mask") -> None:
     if mask is not None and (mask.is_floating_point() or mask.is_complex()):
         wanted = "bool or an integer type: 1 is a token, 0 is padding"
         raise ValueError(f"{name} is {mask.dtype}; it must be {wanted}")
+
+
+def check_prompt(
+    input_ids: Tensor, attention_mask: Tensor | None, max_new_tokens: int, vocab_size: int
+) -> None:
+    """Raises: ValueError for unknown ids, or a prompt that has no right end to continue at."""
+    from torch import Tensor
+
+    for x in (input_ids, attention_mask):
+        if x is not None and not isinstance(x, Tensor):
+            raise ValueError(f"a prompt and its mask must be tensors, not {x!r:.60}")
+    if input_ids.dim() != 2 or not input_ids.numel():
+        shape = tuple(input_ids.shape)
+        raise ValueError(f"a prompt is (B, T) ids, at least one a row, not {shape}")
+    if not isinstance(max_new_tokens, int) or max_new_tokens < 0:
+        raise ValueError(f"max_new_tokens must be an integer, 0 or more, not {max_new_tokens!r}")
+    if attention_mask is not None and attention_mask.shape != input_ids.shape:
+        shapes = f"{tuple(attention_mask.shape)} and {tuple(input_ids.shape)}"
+        raise ValueError(f"attention_mask and input_ids differ in shape: {shapes}")
+    check_mask(attention_mask)
+    if input_ids.is_meta:
+        return  # shapes without numbers
+    first, last = int(input_ids.min()), int(input_ids.max())
+    if first < 0 or last >= vocab_size:
+        wrong = first if first < 0 else last
+        raise ValueError(f"the prompt has id {wrong}, the vocabulary ids 0 to {vocab_size - 1}")
+    if attention_mask is None:
+        return
+    mask = attention_mask.bool()
+    if not mask[:, -1].all() or (mask[:, :-1] & ~mask[:, 1:]).any():
+        raise ValueError("padding must stand on the left: generation continues at the right end")
+
+
+def check_drawn(drawn: Any, rows: int) -> Tensor:
+    """What a sampler returned; not its values, for which a GPU would be waited for.
+
+    Raises: ValueError unless it is ids, of that many rows.
+    """
+    import torch
+
+    if isinstance(drawn, torch.Tensor):
+        if drawn.shape == (rows,) and drawn.dtype in (torch.int64, torch.int32):
+            return drawn
+        found = f"{drawn.dtype} {tuple(drawn.shape)}"
+    else:
+        found = f"{drawn!r:.60}"
+    raise ValueError(f"a sampler must return ids, int64 or int32 ({rows},), not {found}")
+
+
+def context_length(config: Any) -> int:
+    """How many positions the config is for: those of the training, or those of its scaling."""
+    trained, scaling = config.max_position_embeddings, getattr(config, "rope_scaling", None) or {}
+    original = scaling.get("original_max_position_embeddings") or trained
+    return max(trained, int(original * (scaling.get("factor") or 1)))
+
+
+def check_room(config: Any, cache: str, length: int, max_new_tokens: int) -> None:
+    """Raises: ValueError if a cache of that kind would reserve more room than there are positions.
+
+    `length` is that of the prompt.
+    """
+    room, known = length + max_new_tokens, context_length(config)
+    reserved = {"static": room, "sliding": getattr(config, "sliding_window", None)}
+    if min(room, reserved.get(cache) or 0) > known:
+        raise ValueError(
+            f"a prompt of {length} and max_new_tokens={max_new_tokens}, but this model has {known} "
+            f"positions: cache={cache!r} reserves no more, cache='dynamic' grows"
+        )
 
 
 def check_sizes(**sizes: int | None) -> None:

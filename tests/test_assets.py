@@ -11,8 +11,9 @@ from safetensors.torch import load_file
 
 from minillm.cli.main import options, parser, read_run_info, stories
 from minillm.fast.packed import PackedLM
-from minillm.generation.decoding import generate, stream_text
+from minillm.generation.decoding import generate
 from minillm.generation.sampling import Sampler
+from minillm.generation.stream import stream_text
 from minillm.pretrained.load import from_pretrained
 from minillm.stories.language import StoryLanguage
 from minillm.training.evaluation import evaluate

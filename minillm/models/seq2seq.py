@@ -17,8 +17,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from minillm.cache.base import KVCache, make_cache
-from minillm.checks import check_input, check_mask, check_sizes
-from minillm.generation.decoding import check_prompt, generate
+from minillm.checks import check_input, check_mask, check_prompt, check_sizes
+from minillm.generation.decoding import generate
 from minillm.generation.sampling import GREEDY, end_ids
 from minillm.model import count_parameters, product_dtype
 from minillm.modes import EvalMode
