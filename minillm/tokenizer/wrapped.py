@@ -187,8 +187,8 @@ class WrappedTokenizer:
         for special in self._special.findall(text):
             if allowed_special != "all" and special not in allowed_special:
                 raise ValueError(
-                    f"the text spells the special token {quoted(special)}: allow it by allowed_special, "
-                    "or call encode_ordinary to read it as plain text"
+                    f"the text spells the special token {quoted(special)}: allow it by "
+                    "allowed_special, or call encode_ordinary to read it as plain text"
                 )
         with _failures_are_errors():
             ids = self.library.encode(text, add_special_tokens=add_special_tokens).ids
