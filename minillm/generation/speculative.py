@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from minillm.cache.base import KVCache
+from minillm.device import to_float64
 from minillm.generation.decoding import FROM_CONFIG, StoppingCriteria, check_prompt
-from minillm.generation.sampling import GREEDY, Sampler, draw, to_float64
+from minillm.generation.sampling import GREEDY, Sampler, draw
 from minillm.model import CausalLM
 from minillm.modes import EvalMode
 
