@@ -30,8 +30,8 @@ _PUBLIC = {
     "generation.sampling": ["GREEDY", "Sampler"],
     "generation.search": ["beam_search", "viterbi_segment"],
     "training.optim": ["AdamW", "cosine_schedule"],
-    "training.data": ["TokenDataset", "WindowBatches", "get_batch"],
-    "training.documents": ["DocumentBatches", "FileDocuments", "StoryDocuments"],
+    "training.data": ["RowBatches", "WindowBatches", "get_batch"],
+    "training.documents": ["DocumentBatches", "StoryDocuments", "TextDocuments"],
     "training.loss": ["cross_entropy"],
     "training.evaluation": ["evaluate", "token_byte_lengths"],
     "training.sft": [
@@ -42,6 +42,7 @@ _PUBLIC = {
         "document_example",
     ],
     "training.run": ["Run"],
+    "training.token_file": ["FileDocuments", "TokenDataset"],
     "training.trainer": ["TrainConfig", "Trainer"],
     "model": ["CausalLM", "Decoder"],
     "config": ["ModelConfig"],

@@ -21,7 +21,7 @@ from minillm.model import CausalLM
 from minillm.nn.attention import causal_mask
 from minillm.tokenizer.chat_template import render_answers
 from minillm.training.data import document_row
-from minillm.training.documents import share_rows
+from minillm.training.packing import share_rows
 
 __all__ = [
     "ROLES",
