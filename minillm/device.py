@@ -9,7 +9,9 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-__all__ = ["pick_device", "rng_state", "set_rng_state"]
+__all__ = ["pick_device", "rng_state", "set_rng_state", "to_float64"]
+
+_WITHOUT_FLOAT64 = {"mps"}  # Apple's GPUs
 
 
 def pick_device() -> torch.device:
@@ -44,3 +46,8 @@ def set_rng_state(state: dict[str, Tensor], device: torch.device) -> None:
         torch.cuda.set_rng_state(state["cuda"], device)
     elif device.type == "mps" and "mps" in state:
         torch.mps.set_rng_state(state["mps"])
+
+
+def to_float64(x: Tensor) -> Tensor:
+    """In float64; what lies on a device that lacks it comes to the CPU (and must be waited for)."""
+    return (x.cpu() if x.device.type in _WITHOUT_FLOAT64 else x).double()
