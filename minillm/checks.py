@@ -27,6 +27,7 @@ __all__ = [
     "any_of",
     "check_attention",
     "check_causal",
+    "check_documents",
     "check_drawn",
     "check_fields",
     "check_input",
@@ -40,7 +41,9 @@ __all__ = [
     "check_room",
     "check_settings",
     "check_sizes",
+    "check_targets",
     "check_texts",
+    "check_tokenizer",
     "check_tokens",
     "check_utf8",
     "context_length",
@@ -224,6 +227,20 @@ def check_texts(texts: Any, name: str = "texts") -> None:
     _check_read(texts, name)
 
 
+def check_tokenizer(tokenizer: Any) -> None:
+    """Raises: ValueError for what encodes nothing, such as texts where the tokenizer belongs."""
+    if not hasattr(tokenizer, "encode_ordinary"):
+        order = "the order is model, tokenizer, texts"
+        raise ValueError(f"{quoted(tokenizer)} is no tokenizer: {order}")
+
+
+def check_documents(documents: Any) -> None:
+    """Raises: ValueError for what is no endless stream of documents, such as texts."""
+    if not (hasattr(documents, "__next__") and hasattr(documents, "state_dict")):
+        road = "texts become documents by TextDocuments(texts, tokenizer.encode_ordinary)"
+        raise ValueError(f"{quoted(documents)} is no stream of documents; {road}")
+
+
 def texts_of(texts: str | Iterable[str]) -> Iterable[str]:
     """Texts, or one as the only one of a list.
 
@@ -354,6 +371,24 @@ def check_room(config: Any, cache: str, length: int, max_new_tokens: int) -> Non
             f"a prompt of {length} and max_new_tokens={max_new_tokens}, but this model has {known} "
             f"positions: cache={cache!r} reserves no more, cache='dynamic' grows"
         )
+
+
+def check_targets(logits: Any, targets: Tensor, ignore_index: int) -> None:
+    """Raises: ValueError unless the targets fit the logits, in shape and, on the CPU, in their ids;
+    TypeError for logits that are no tensor.
+    """
+    if not hasattr(logits, "reshape"):
+        kind = type(logits).__name__
+        raise TypeError(f"the model must return its logits (B, T, V), a tensor, not a {kind}")
+    shape, V = tuple(logits.shape), logits.shape[-1]
+    probs = targets.is_floating_point() and targets.shape == logits.shape
+    if not probs and (targets.is_floating_point() or shape[:-1] != tuple(targets.shape)):
+        raise ValueError(f"logits {shape} do not fit targets {tuple(targets.shape)}")
+    counted = targets[targets != ignore_index]
+    if not probs and targets.device.type == "cpu" and counted.numel():
+        low, high = (int(x) for x in counted.aminmax())
+        if low < 0 or high >= V:
+            raise ValueError(f"targets {low}..{high} outside the vocabulary of {V}")
 
 
 def check_sizes(**sizes: int | None) -> None:

@@ -1,7 +1,7 @@
 """n-gram models over lossless word pieces: maximum likelihood, add-k, interpolated Kneser-Ney.
 
-Probabilities sum to one in every context, words never seen included (they are spelled in bytes), so
-bits per byte compare with any other model's. Explained in notebook 01.
+Over the vocabulary the probabilities of a context sum to one. A word outside it is spelled in bytes
+and shares what `<unk>` has, so bits per byte compare with any other model's. Notebook 01.
 """
 
 # Built from notebooks/01_ngrams.ipynb: edit there, then make build.
@@ -74,6 +74,20 @@ def _as_tokens(sentence: str | Sequence[str]) -> Sequence[str]:
     return word_pieces(sentence) if isinstance(sentence, str) else sentence
 
 
+def discounted(table: Table, taken: Sequence[float], added: float) -> dict:
+    """Per context the seen tokens' shares, and the share left over for a simpler distribution.
+
+    `taken` is what a count of 1, 2 and more loses; `added` counts are given to the simpler one.
+    """
+    rows = {}
+    for context, row in table.items():
+        total = sum(row.values()) + added
+        shares = {t: (count - taken[min(int(count), 3) - 1]) / total for t, count in row.items()}
+        left = added + sum(taken[min(int(count), 3) - 1] for count in row.values())
+        rows[context] = shares, left / total
+    return rows
+
+
 def continuation_counts(tables: Sequence[Table]) -> list[Table]:
     """Kneser-Ney's counts: below the highest order, how many different tokens precede an n-gram.
 
@@ -105,20 +119,6 @@ def estimate_discounts(table: Table) -> tuple[float, float, float]:
         return ney, ney, ney
     three = 1 - 2 * ney * n2 / n1, 2 - 3 * ney * n3 / n2, 3 - 4 * ney * n4 / n3
     return three if all(0 < d < i for i, d in enumerate(three, 1)) else (ney, ney, ney)
-
-
-def discounted(table: Table, taken: Sequence[float], added: float) -> dict:
-    """Per context the seen tokens' shares, and the share left over for a simpler distribution.
-
-    `taken` is what a count of 1, 2 and more loses; `added` counts are given to the simpler one.
-    """
-    rows = {}
-    for context, row in table.items():
-        total = sum(row.values()) + added
-        shares = {t: (count - taken[min(int(count), 3) - 1]) / total for t, count in row.items()}
-        left = added + sum(taken[min(int(count), 3) - 1] for count in row.values())
-        rows[context] = shares, left / total
-    return rows
 
 
 class NGramModel:

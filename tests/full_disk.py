@@ -30,8 +30,8 @@ from minillm.pretrained.adapters import save_adapter
 from minillm.pretrained.load import save_pretrained
 from minillm.tokenizer.bpe import BPETokenizer
 from minillm.training.checkpoint import save_checkpoint
-from minillm.training.data import TokenDataset
 from minillm.training.run_folder import append_record, forget_after
+from minillm.training.token_file import TokenDataset
 
 PAGE = 4096  # what tmpfs counts in
 DISK = 100 * PAGE

@@ -25,8 +25,8 @@ from minillm.tokenizer.bpe import BPETokenizer
 from minillm.tokenizer.wrapped import WrappedTokenizer
 from minillm.training import run_folder
 from minillm.training.checkpoint import CheckpointError, newest_checkpoint, save_checkpoint
-from minillm.training.data import TokenDataset
 from minillm.training.run_folder import append_record, forget_after
+from minillm.training.token_file import TokenDataset
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tools"))
 import build

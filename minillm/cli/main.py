@@ -364,10 +364,10 @@ def _prepare(a: argparse.Namespace) -> tuple[Any, Any]:
     from minillm.pretrained.folder import empty_model
     from minillm.pretrained.load import check_savable
     from minillm.tokenizer.bpe import BPETokenizer
-    from minillm.training.data import TokenDataset
     from minillm.training.distributed import world
     from minillm.training.run_folder import FolderLock, check_free
     from minillm.training.tensor_parallel import check_tensor_parallel
+    from minillm.training.token_file import TokenDataset
 
     if not a.resume:
         check_free(a.output_dir, "give --resume to go on, or another --output-dir")
@@ -603,8 +603,9 @@ def documents(path: str | Path) -> Iterator[str]:
 def source(a: argparse.Namespace, tokenizer: Any) -> Any:
     """Batches of fresh stories, of the documents of a file, or of random windows of it."""
     from minillm.stories.curriculum import DeckDocuments, ExactBatches
-    from minillm.training.data import TokenDataset, WindowBatches
-    from minillm.training.documents import DocumentBatches, FileDocuments, StoryDocuments
+    from minillm.training.data import WindowBatches
+    from minillm.training.documents import DocumentBatches, StoryDocuments
+    from minillm.training.token_file import FileDocuments, TokenDataset
 
     end, encode = tokenizer.eos_token_id, tokenizer.encode_ordinary
     texts: Any

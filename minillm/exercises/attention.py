@@ -215,7 +215,7 @@ def _mended(answer: Callable[..., Tensor]) -> str | None:
         if not close(loud[real], result()[real]):
             return "where padding has by far the largest score, too little is left to divide by"
         return None
-    lines = ("the divisor", "the direction of softmax", "masking after softmax")
+    lines = ("the divisor", "the dimension of softmax", "masking after softmax")
     causal = torch.ones(6, 6, dtype=torch.bool).tril()
     mistakes = [
         (

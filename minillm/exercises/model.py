@@ -319,7 +319,7 @@ _SLIPS = {
     "unscaled": "scores are divided by the square root of D (03)",
     "C": "scores are divided by the square root of D, the size of a head, not of C",
     "tiled": "query head h reads with key head h // (H / G) (04): repeat each, do not tile them",
-    "reshaped": "heads are cut from the last direction, then moved before the positions (04)",
+    "reshaped": "heads are cut from the last dimension, then moved before the positions (04)",
     "residual": "what attention read is added to x, it does not replace it",
     "swapped": "silu goes over the gate, not over up (06)",
     "tied": "this head has a matrix of its own, lm_head.weight",

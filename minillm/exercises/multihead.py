@@ -18,7 +18,7 @@ from minillm.nn.multihead import MultiHeadAttention, merge_heads, split_heads
 
 @exercise(
     "04.1",
-    "what is the shape after each line, and which directions must be the last two for attention?",
+    "what is the shape after each line, and which dimensions must be the last two for attention?",
     "one product makes all heads: cut and swap before attention, swap and join after it",
 )
 def multi_head(answer: Callable[..., Tensor]) -> str | None:
@@ -157,7 +157,7 @@ WAYS_TO_SHARE = (
     (tiled, tiled, "query head h still reads key head h % G: neighbours must share"),
     (tiled, repeat_kv, ONE_OF_TWO),
     (repeat_kv, tiled, ONE_OF_TWO),
-    (positions_repeated, positions_repeated, "you repeat positions: the heads are direction 1"),
+    (positions_repeated, positions_repeated, "you repeat positions: the heads are dimension 1"),
     (texts_mixed, texts_mixed, "texts of the batch have been mixed: repeat within each text"),
 )
 

@@ -9,6 +9,7 @@ does, `GatedCrossAttentionLayer` is the layer of Llama 3.2 Vision (Mllama).
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,14 +23,12 @@ from minillm.generation.decoding import generate
 from minillm.model import CausalLM
 from minillm.models.vision import VisionConfig, VisionTransformer, check_floats
 from minillm.modes import EvalMode
-from minillm.nn.attention import attention
+from minillm.nn.cross import CrossAttention
 from minillm.nn.layers import ACTIVATIONS, GatedMLP, RMSNorm
-from minillm.nn.multihead import merge_heads, split_heads
 
 __all__ = [
     "Beholder",
     "GatedCrossAttentionLayer",
-    "PictureAttention",
     "PictureConfig",
     "PictureLM",
     "Projector",
@@ -261,61 +260,6 @@ class Beholder:
         return logits
 
 
-class PictureAttention(nn.Module):
-    """Cross-attention with shared key heads, no biases, and normalised queries and keys.
-
-    `keys_values` reads the picture, once; `forward` asks it as often as there is a new token.
-
-    Args:
-        num_kv_heads: num_heads if not given.
-        eps: of the norms of queries and keys, one norm each, over a head.
-    Raises: ValueError if the sizes do not fit each other.
-    Source: the cross-attention of Llama 3.2 Vision.
-    """
-
-    def __init__(
-        self,
-        hidden_size: int,
-        num_heads: int,
-        *,
-        num_kv_heads: int | None = None,
-        eps: float = 1e-5,
-    ) -> None:
-        super().__init__()
-        G = num_heads if num_kv_heads is None else num_kv_heads
-        check_sizes(hidden_size=hidden_size, num_heads=num_heads, num_kv_heads=G)
-        if hidden_size % num_heads:
-            raise ValueError(f"{hidden_size=} is no multiple of {num_heads=}")
-        if num_heads % G:
-            raise ValueError(f"{num_heads} query heads cannot share {G} key heads equally")
-        D = hidden_size // num_heads
-        self.hidden_size, self.num_heads, self.num_kv_heads = hidden_size, num_heads, G
-        self.q_proj = nn.Linear(hidden_size, hidden_size, bias=False)
-        self.k_proj = nn.Linear(hidden_size, G * D, bias=False)
-        self.v_proj = nn.Linear(hidden_size, G * D, bias=False)
-        self.o_proj = nn.Linear(hidden_size, hidden_size, bias=False)
-        self.q_norm, self.k_norm = RMSNorm(D, eps=eps), RMSNorm(D, eps=eps)
-
-    def keys_values(self, features: Tensor) -> tuple[Tensor, Tensor]:
-        """What the text will read. Shape: (B, S, C) -> (B, G, S, D) twice."""
-        check_floats("features", features)
-        check_input(features, self.hidden_size)
-        k, v = (split_heads(p(features), self.num_kv_heads) for p in (self.k_proj, self.v_proj))
-        return self.k_norm(k).to(v.dtype), v
-
-    def forward(
-        self, x: Tensor, keys_values: tuple[Tensor, Tensor], *, mask: Tensor | None = None
-    ) -> Tensor:
-        """Let each token read the picture; one that may read nothing gets zeros.
-
-        Shape: x (B, T, C), mask bool, broadcastable to (B, H, T, S) -> (B, T, C).
-        """
-        check_input(x, self.hidden_size)
-        k, v = keys_values
-        q = self.q_norm(split_heads(self.q_proj(x), self.num_heads)).to(v.dtype)
-        return self.o_proj(merge_heads(attention(q, k, v, mask=mask)))
-
-
 class GatedCrossAttentionLayer(nn.Module):
     """A layer between two decoder layers, through which the text may look at a picture.
 
@@ -341,8 +285,12 @@ class GatedCrossAttentionLayer(nn.Module):
         super().__init__()
         check_sizes(hidden_size=hidden_size, intermediate_size=intermediate_size)
         self.input_layernorm = RMSNorm(hidden_size, eps=eps)
-        self.cross_attn = PictureAttention(
-            hidden_size, num_heads, num_kv_heads=num_kv_heads, eps=eps
+        self.cross_attn = CrossAttention(
+            hidden_size,
+            num_heads,
+            num_kv_heads=num_kv_heads,
+            bias=False,
+            qk_norm=partial(RMSNorm, eps=eps),
         )
         self.cross_attn_attn_gate = nn.Parameter(torch.zeros(1))
         self.post_attention_layernorm = RMSNorm(hidden_size, eps=eps)
@@ -351,6 +299,7 @@ class GatedCrossAttentionLayer(nn.Module):
 
     def keys_values(self, features: Tensor) -> tuple[Tensor, Tensor]:
         """What the text will read, to be kept while it grows. Shape: (B, S, C) -> (B, G, S, D)."""
+        check_floats("features", features)
         return self.cross_attn.keys_values(features)
 
     def forward(

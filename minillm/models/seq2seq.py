@@ -17,70 +17,28 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from minillm.cache.base import KVCache, make_cache
-from minillm.checks import check_input, check_mask, check_prompt, check_sizes
+from minillm.checks import check_mask, check_prompt
 from minillm.counting import count_parameters
 from minillm.device import product_dtype
 from minillm.generation.decoding import generate
 from minillm.generation.sampling import GREEDY, end_ids
 from minillm.modes import EvalMode
-from minillm.nn.attention import attention, build_mask
+from minillm.nn.attention import build_mask
+from minillm.nn.cross import CrossAttention
 from minillm.nn.layers import ACTIVATIONS, LayerNorm
-from minillm.nn.multihead import MultiHeadAttention, SupportsUpdate, merge_heads, split_heads
+from minillm.nn.multihead import MultiHeadAttention, SupportsUpdate
 
 __all__ = [
-    "CrossAttention",
     "DecoderLayer",
+    "EncodedSource",
     "EncoderDecoder",
     "EncoderLayer",
-    "Memory",
     "Seq2SeqConfig",
     "Stack",
     "Writer",
     "shift_right",
     "sinusoids",
 ]
-
-
-class CrossAttention(nn.Module):
-    """Attention whose queries come from one text, and whose keys and values come from another.
-
-    `keys_values` reads the other text, once; `forward` asks it as often as there is a new query.
-    Nothing is stored here, and nothing grows.
-
-    Raises: ValueError if the sizes do not fit each other.
-    Source: Vaswani et al. 2017, section 3.2.3, "encoder-decoder attention".
-    """
-
-    def __init__(self, hidden_size: int, num_heads: int, *, dropout: float = 0.0) -> None:
-        super().__init__()
-        check_sizes(hidden_size=hidden_size, num_heads=num_heads)
-        if hidden_size % num_heads:
-            raise ValueError(f"{hidden_size=} is no multiple of {num_heads=}")
-        self.hidden_size, self.num_heads, self.dropout = hidden_size, num_heads, dropout
-        self.q_proj = nn.Linear(hidden_size, hidden_size)
-        self.k_proj = nn.Linear(hidden_size, hidden_size)
-        self.v_proj = nn.Linear(hidden_size, hidden_size)
-        self.o_proj = nn.Linear(hidden_size, hidden_size)
-
-    def keys_values(self, source: Tensor) -> tuple[Tensor, Tensor]:
-        """What queries will read. Shape: (B, S, C) -> (B, H, S, D) twice."""
-        check_input(source, self.hidden_size)
-        k, v = (split_heads(proj(source), self.num_heads) for proj in (self.k_proj, self.v_proj))
-        return k, v
-
-    def forward(
-        self, x: Tensor, keys_values: tuple[Tensor, Tensor], *, mask: Tensor | None = None
-    ) -> Tensor:
-        """Let each position of x read the other text.
-
-        Shape: x (B, T, C), keys and values (B, H, S, D), mask bool, broadcastable to (B, H, T, S),
-            True = may read -> (B, T, C).
-        Raises: ValueError if they do not fit.
-        """
-        check_input(x, self.hidden_size)
-        q = split_heads(self.q_proj(x), self.num_heads)
-        dropout = self.dropout if self.training else 0.0
-        return self.o_proj(merge_heads(attention(q, *keys_values, mask=mask, dropout_p=dropout)))
 
 
 @dataclass(frozen=True)
@@ -325,7 +283,7 @@ class Stack(nn.Module):
             raise ValueError(f"the mask of {name} holds {strange}: 1 is a token, 0 is padding")
 
 
-class Memory(NamedTuple):
+class EncodedSource(NamedTuple):
     """A source that has been read: for each decoder layer its keys and values, and the mask.
 
     Shape: keys and values (B, H, S, D); mask (B, 1, 1, S) bool, None if there is no padding.
@@ -394,7 +352,7 @@ class EncoderDecoder(nn.Module):
             for stack in (self.encoder, self.decoder):
                 stack.embed_tokens.weight[self.config.pad_token_id] = 0.0
 
-    def encode(self, input_ids: Tensor, *, attention_mask: Tensor | None = None) -> Memory:
+    def encode(self, input_ids: Tensor, *, attention_mask: Tensor | None = None) -> EncodedSource:
         """Read a source: everything that the decoder will need of it, computed once.
 
         `attention_mask` is 1 for tokens and 0 for padding, on either side. Positions count from
@@ -415,12 +373,12 @@ class EncoderDecoder(nn.Module):
         for layer in self.encoder.layers:
             x = layer(x, mask=mask)
         layers: Any = self.decoder.layers
-        return Memory([layer.encoder_attn.keys_values(x) for layer in layers], mask)
+        return EncodedSource([layer.encoder_attn.keys_values(x) for layer in layers], mask)
 
     def decode(
         self,
         input_ids: Tensor,
-        memory: Memory,
+        memory: EncodedSource,
         *,
         attention_mask: Tensor | None = None,
         cache: KVCache | None = None,
@@ -588,7 +546,7 @@ class EncoderDecoder(nn.Module):
 class Writer:
     """A decoder with its memory: for `generate`, a language model like any other."""
 
-    def __init__(self, model: EncoderDecoder, memory: Memory) -> None:
+    def __init__(self, model: EncoderDecoder, memory: EncodedSource) -> None:
         self.model, self.memory, self.make_cache = model, memory, model.make_cache
         self.config = replace(model.config, vocab_size=model.config.target_vocab_size)
 

@@ -1,21 +1,87 @@
-"""Tokens for training: files mapped into memory, random windows, batches.
+"""Batches: documents in rows, windows of a long text, the shift by one (notebook 07)."""
 
-Explained in deeper/07_data_sources.
-"""
+# Built from notebooks/07_training.ipynb: edit there, then make build.
 
-# Built from notebooks/deeper/07_data_sources.ipynb: edit there, then make build.
-
-from collections.abc import Iterable
-from pathlib import Path
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from minillm.checks import check_settings, count_in
+from minillm.checks import check_settings, check_sizes, count_in
 
-__all__ = ["BatchSource", "TokenDataset", "WindowBatches", "document_row", "get_batch", "pad_rows"]
+__all__ = [
+    "BatchSource",
+    "RowBatches",
+    "WindowBatches",
+    "document_row",
+    "epoch_order",
+    "get_batch",
+    "pad_rows",
+]
+
+
+def document_row(ids: Iterable[int], eos_token_id: int) -> list[int]:
+    """A document between two end tokens; one that it begins with itself is not written twice."""
+    row = [*map(int, ids), eos_token_id]  # numpy's integers are no JSON
+    return row if len(row) > 1 and row[0] == eos_token_id else [eos_token_id, *row]
+
+
+def pad_rows(rows: list[list[int]], width: int, fill: int) -> tuple[Tensor, Tensor]:
+    """Rows of different length as inputs and targets, shifted by one; targets of padding are -100.
+
+    Shape: rows of at most W ids -> inputs (B, W - 1), targets (B, W - 1).
+    """
+    filled = np.full((len(rows), width), fill, dtype=np.int64)
+    targets = np.full((len(rows), width - 1), -100, dtype=np.int64)
+    for i, row in enumerate(rows):
+        filled[i, : len(row)] = row
+        targets[i, : len(row) - 1] = row[1:]
+    return torch.from_numpy(filled[:, :-1].copy()), torch.from_numpy(targets)
+
+
+@lru_cache(maxsize=4)
+def epoch_order(seed: int, epoch: int, count: int) -> np.ndarray:
+    """The order in which an epoch takes `count` things: of the seed and the epoch alone."""
+    return np.random.default_rng([seed, epoch]).permutation(count)
+
+
+class RowBatches:
+    """Rows of tokens, some at a time, padded to the longest of them; each row once an epoch.
+
+    The order of an epoch depends on the seed and on the epoch alone; its last batch may be smaller.
+
+    Raises: ValueError if there is no row.
+    """
+
+    def __init__(
+        self, rows: Sequence[list[int]], batch_size: int, eos_token_id: int, *, seed: int = 0
+    ) -> None:
+        check_sizes(batch_size=batch_size, rows=len(rows))
+        self.rows, self.batch_size, self.eos_token_id = rows, batch_size, eos_token_id
+        self.seed, self.index = seed, 0
+
+    def __iter__(self) -> "RowBatches":
+        return self
+
+    def __next__(self) -> tuple[Tensor, Tensor]:
+        epoch, place = divmod(self.index, -(-len(self.rows) // self.batch_size))
+        order = epoch_order(self.seed, epoch, len(self.rows))
+        rows = [self.rows[i] for i in order[place * self.batch_size :][: self.batch_size]]
+        self.index += 1
+        return pad_rows(rows, max(map(len, rows)), self.eos_token_id)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the source stands, with the settings that must not change."""
+        settings = {"batch_size": self.batch_size, "seed": self.seed, "rows": len(self.rows)}
+        return {**settings, "index": self.index}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go where `state` says. Raises: ValueError if its settings are others than ours."""
+        check_settings(state, {**self.state_dict(), "index": state.get("index")})
+        self.index = count_in(state, "index")
 
 
 def get_batch(
@@ -44,22 +110,15 @@ def get_batch(
     return rows[:, :-1], rows[:, 1:]
 
 
-class BatchSource(Protocol):
-    """What `Trainer` draws from: batches without end, and a state (plain JSON) to go back to."""
-
-    def __next__(self) -> tuple[Tensor, Tensor]: ...
-
-    def state_dict(self) -> dict[str, Any]: ...
-
-    def load_state_dict(self, state: dict[str, Any]) -> None: ...
-
-
 class WindowBatches:
     """Random windows of a row of tokens; batch i depends on the seed and on i alone."""
 
     def __init__(self, tokens: Any, batch_size: int, context_length: int, *, seed: int = 0) -> None:
         self.tokens, self.batch_size, self.context_length = tokens, batch_size, context_length
         self.seed, self.index = seed, 0
+
+    def __iter__(self) -> "WindowBatches":
+        return self
 
     def __next__(self) -> tuple[Tensor, Tensor]:
         mixed = np.random.SeedSequence([self.seed, self.index]).generate_state(1)[0]
@@ -79,89 +138,13 @@ class WindowBatches:
         self.index = count_in(state, "index")
 
 
-def document_row(ids: Iterable[int], eos_token_id: int) -> list[int]:
-    """A document between two end tokens; one that it begins with itself is not written twice."""
-    row = [*map(int, ids), eos_token_id]  # numpy's integers are no JSON
-    return row if len(row) > 1 and row[0] == eos_token_id else [eos_token_id, *row]
+class BatchSource(Protocol):
+    """What `Trainer` draws from: batches without end, and a state (plain JSON) to go back to."""
 
+    def __iter__(self) -> Any: ...
 
-def _write_tokens(
-    path: Path, documents: Iterable[list[int]], *, vocab_size: int, eos_token_id: int
-) -> None:
-    """Write documents one by one, each with an end token; the file appears when it is whole."""
-    from minillm.files import replacing
+    def __next__(self) -> tuple[Tensor, Tensor]: ...
 
-    dtype, count = np.dtype("<u2" if vocab_size <= 2**16 else "<u4"), 0
-    with replacing(path) as temporary, open(temporary, "w+b") as file:
-        _write_header(file, dtype, 2**62)
-        for ids in documents:
-            row = np.asarray(document_row(ids, eos_token_id)[1:])  # it begins at the end before
-            if row.min() < 0 or row.max() >= vocab_size:
-                raise ValueError(f"ids {row.min()}..{row.max()}, vocabulary {vocab_size}")
-            file.write(row.astype(dtype).tobytes())
-            count += len(row)
-        file.seek(0)
-        _write_header(file, dtype, count)
+    def state_dict(self) -> dict[str, Any]: ...
 
-
-def _write_header(file: Any, dtype: np.dtype, count: int) -> None:
-    """numpy's own header; it leaves room for a count that grows, so it can be written twice."""
-    header = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False}
-    np.lib.format.write_array_header_1_0(file, {**header, "shape": (count,)})
-
-
-class TokenDataset:
-    """Token ids in a file, mapped into memory: as large as the disk, read where touched.
-
-    The file is a plain `.npy` of uint16 (uint32 for larger vocabularies); each document ends with
-    the end token.
-
-    Raises: ValueError if the file is no such array, FileNotFoundError if there is none.
-    """
-
-    def __init__(self, path: str | Path, *, eos_token_id: int | None = None) -> None:
-        self.path, self.eos_token_id = Path(path), eos_token_id
-        try:
-            self.tokens = np.lib.format.open_memmap(self.path, mode="r")
-        except (ValueError, EOFError, OSError) as error:
-            if isinstance(error, FileNotFoundError):
-                raise
-            raise ValueError(f"{self.path} is not a whole token file: {error}") from None
-        if self.tokens.ndim != 1 or self.tokens.dtype not in (np.uint16, np.uint32):
-            raise ValueError(
-                f"{self.path} holds {self.tokens.dtype} {self.tokens.shape}, not a row of tokens"
-            )
-
-    def __len__(self) -> int:
-        return len(self.tokens)
-
-    def __getitem__(self, index: int | slice) -> np.ndarray:
-        return self.tokens[index]
-
-    def documents(self) -> np.ndarray:
-        """Where each document begins and ends (past its end token). Shape: -> (documents, 2)."""
-        if self.eos_token_id is None:
-            raise ValueError("a dataset needs its eos_token_id to tell documents apart")
-        ends = np.flatnonzero(self.tokens == self.eos_token_id) + 1
-        return np.stack([np.concatenate([[0], ends])[:-1], ends], axis=1)
-
-    @classmethod
-    def write(
-        cls, path: str | Path, documents: Iterable[list[int]], *, vocab_size: int, eos_token_id: int
-    ) -> "TokenDataset":
-        """Write documents one by one, each with an end token; the file appears when it is whole."""
-        _write_tokens(Path(path), documents, vocab_size=vocab_size, eos_token_id=eos_token_id)
-        return cls(path, eos_token_id=eos_token_id)
-
-
-def pad_rows(rows: list[list[int]], width: int, fill: int) -> tuple[Tensor, Tensor]:
-    """Rows of different length as inputs and targets, shifted by one; targets of padding are -100.
-
-    Shape: rows of at most W ids -> inputs (B, W - 1), targets (B, W - 1).
-    """
-    filled = np.full((len(rows), width), fill, dtype=np.int64)
-    targets = np.full((len(rows), width - 1), -100, dtype=np.int64)
-    for i, row in enumerate(rows):
-        filled[i, : len(row)] = row
-        targets[i, : len(row) - 1] = row[1:]
-    return torch.from_numpy(filled[:, :-1].copy()), torch.from_numpy(targets)
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...

@@ -1,4 +1,4 @@
-"""Whole documents for training: fresh stories, files, rows that begin with them.
+"""Whole documents for training: fresh stories, a list of texts, rows that begin with them.
 
 Explained in deeper/07_data_sources.
 """
@@ -10,13 +10,13 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
-import numpy as np
 from torch import Tensor
 
-from minillm.checks import check_settings, count_in
-from minillm.training.data import TokenDataset, document_row, pad_rows
+from minillm.checks import check_documents, check_settings, check_texts, count_in, quoted
+from minillm.training.data import document_row, epoch_order, pad_rows
+from minillm.training.packing import batches_of_like_length, pack
 
-__all__ = ["DocumentBatches", "FileDocuments", "StoryDocuments", "share_rows"]
+__all__ = ["DocumentBatches", "StoryDocuments", "TextDocuments"]
 
 
 class StoryDocuments:
@@ -28,11 +28,17 @@ class StoryDocuments:
     def __init__(
         self, language: Any, encode: Callable[[str], list[int]], *, seed: int | str = 0
     ) -> None:
+        if not hasattr(language, "sample"):
+            texts = "a list of texts is TextDocuments(texts, encode)"
+            raise ValueError(f"language must have sample(rng), not be {quoted(language)}; {texts}")
         self.language, self.encode, self.seed, self.index = language, encode, seed, 0
 
     def text(self, index: int) -> str:
         """The text of story number `index`."""
         return self.language.sample(random.Random(f"{self.seed}/{index}")).text
+
+    def __iter__(self) -> "StoryDocuments":
+        return self
 
     def __next__(self) -> list[int]:
         self.index += 1
@@ -50,70 +56,34 @@ class StoryDocuments:
         self.index = count_in(state, "index")
 
 
-class FileDocuments:
-    """The documents of a token file, epoch after epoch, each in an order of its own."""
+class TextDocuments:
+    """The texts of a list as token ids, epoch after epoch, each in an order of its own."""
 
-    def __init__(self, dataset: TokenDataset, *, seed: int = 0) -> None:
-        self.dataset, self.bounds, self.seed, self.index = dataset, dataset.documents(), seed, 0
-        if not len(self.bounds):
-            raise ValueError(
-                f"{dataset.path} holds no whole document (end token {dataset.eos_token_id})"
-            )
-        self._epoch, self._order = -1, np.empty(0, dtype=np.int64)
+    def __init__(
+        self, texts: Sequence[str], encode: Callable[[str], list[int]], *, seed: int = 0
+    ) -> None:
+        check_texts(texts)
+        self.texts, self.encode, self.seed, self.index = list(texts), encode, seed, 0
+        if not self.texts:
+            raise ValueError("no text to train on")
+
+    def __iter__(self) -> "TextDocuments":
+        return self
 
     def __next__(self) -> list[int]:
-        epoch, place = divmod(self.index, len(self.bounds))
-        if epoch != self._epoch:
-            self._epoch = epoch
-            self._order = np.random.default_rng([self.seed, epoch]).permutation(len(self.bounds))
+        epoch, place = divmod(self.index, len(self.texts))
+        text = self.texts[epoch_order(self.seed, epoch, len(self.texts))[place]]
         self.index += 1
-        begin, end = self.bounds[self._order[place]]
-        return self.dataset[begin : end - 1].tolist()
+        return self.encode(text)
 
     def state_dict(self) -> dict[str, Any]:
         """Where the stream stands."""
-        return {"seed": self.seed, "tokens": len(self.dataset), "index": self.index}
+        return {"seed": self.seed, "texts": len(self.texts), "index": self.index}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go where `state` says. Raises: ValueError if it belongs to another file or seed."""
+        """Go where `state` says. Raises: ValueError if its texts or seed are others."""
         check_settings(state, {**self.state_dict(), "index": state.get("index")})
         self.index = count_in(state, "index")
-
-
-def _batches_of_like_length(rows: list[list[int]], budget: int) -> list[list[list[int]]]:
-    """Cut rows, sorted by length, into batches whose padded size stays within `budget` tokens."""
-    batches: list[list[list[int]]] = [[]]
-    for row in rows:
-        longest = max(len(r) for r in [*batches[-1][:1], row])  # sorted upwards or downwards
-        if batches[-1] and (len(batches[-1]) + 1) * (longest - 1) > budget:
-            batches.append([])
-        batches[-1].append(row)
-    return batches
-
-
-def share_rows(lengths: Sequence[int], width: int) -> list[list[int]]:
-    """Which pieces share a row of `width`: the longest first, each in the first row with room."""
-    packed: list[list[int]] = []
-    room: list[int] = []
-    open_rows: list[int] = []
-    for i in sorted(range(len(lengths)), key=lambda i: lengths[i], reverse=True):
-        row = next((r for r in open_rows if lengths[i] <= room[r]), None)
-        if row is None:
-            row = len(packed)
-            packed.append([])
-            room.append(width)
-            open_rows.append(row)
-        packed[row].append(i)
-        room[row] -= lengths[i]
-        if len(packed[row]) > 1 and room[row] < 8:
-            open_rows.remove(row)
-    return packed
-
-
-def _pack(rows: list[list[int]], width: int) -> list[list[int]]:
-    """Whole documents share a row of at most `width` ids; one's end token begins the next."""
-    packed = share_rows([len(row) - 1 for row in rows], width - 1)
-    return [[*rows[row[0]][:1], *(id for i in row for id in rows[i][1:])] for row in packed]
 
 
 def _deal(
@@ -124,9 +94,9 @@ def _deal(
     shuffle = random.Random(f"{settings['seed']}/{number}").shuffle
     if settings["layout"] == "padded":
         rows = sorted(rows, key=len, reverse=number % 2 == 1)  # in turn: the carry must not stay
-        batches = _batches_of_like_length(rows, size * length)
+        batches = batches_of_like_length(rows, size * length)
     else:
-        rows = _pack(rows, length + 1)
+        rows = pack(rows, length + 1)
         shuffle(rows)
         batches = [rows[i : i + size] for i in range(0, len(rows), size)]
     carry = batches.pop() if len(batches) > 1 else []
@@ -145,7 +115,8 @@ class DocumentBatches:
 
     A document that is longer than a row is left out, with a warning, and counted in `skipped`.
 
-    Raises: ValueError if most of the first documents are too long, before the first batch.
+    Raises: ValueError if `documents` is a text or a list of them (that is `TextDocuments`), or if
+        most of the first documents are too long, before the first batch.
     """
 
     def __init__(
@@ -162,6 +133,7 @@ class DocumentBatches:
         sizes = (batch_size, context_length, shuffle_buffer)
         if layout not in ("padded", "packed") or min(sizes) < 1:
             raise ValueError(f"{layout=}, {batch_size=}, {context_length=}, {shuffle_buffer=}")
+        check_documents(documents)
         self.documents, self.eos_token_id, self.skipped = documents, eos_token_id, 0
         self.settings: dict[str, Any] = {
             "batch_size": batch_size,
@@ -196,6 +168,9 @@ class DocumentBatches:
             warnings.warn(f"{long}: left out ({self.skipped} so far)", stacklevel=3)
         self._buffer, self._carry = _deal(rows, self.settings, self._number)
         self._taken, self._number = 0, self._number + 1
+
+    def __iter__(self) -> "DocumentBatches":
+        return self
 
     def __next__(self) -> tuple[Tensor, Tensor]:
         while self._taken >= len(self._buffer):

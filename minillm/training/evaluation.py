@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from minillm.checks import check_texts
+from minillm.checks import check_texts, check_tokenizer
 from minillm.modes import EvalMode
 from minillm.tokenizer.pretokenizer import well_formed
 from minillm.training.data import pad_rows
@@ -34,9 +34,10 @@ def evaluate(
 
     Comparable with `StoryLanguage.bits_per_byte`, with n-grams, and across tokenizers.
 
-    Raises: ValueError for one text instead of several, texts without a byte, or if no end token is
-        known.
+    Raises: ValueError for one text instead of several, arguments in another order, texts without a
+        byte, or if no end token is known.
     """
+    check_tokenizer(tokenizer)
     check_texts(texts)
     eos_token_id = tokenizer.eos_token_id if eos_token_id is None else eos_token_id
     if eos_token_id is None:

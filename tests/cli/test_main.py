@@ -309,7 +309,7 @@ def test_train_on_a_text_file(tmp_path, layout, capsys):
     options = [*SMALL, "--layout", layout, "--context-length", 40, "--vocab-size", 290]
     assert train(out, "--steps", 3, "--corpus", text, *options) == 0
     assert "parameters" in capsys.readouterr().out
-    from minillm.training.data import TokenDataset
+    from minillm.training.token_file import TokenDataset
 
     _, tokenizer = from_pretrained(out)
     assert tokenizer.add_bos == (layout != "windows")  # a window begins anywhere

@@ -20,7 +20,6 @@ from minillm.cache.base import CACHE_KINDS
 from minillm.generation.decoding import generate
 from minillm.generation.sampling import Sampler
 from minillm.models.seq2seq import (
-    CrossAttention,
     DecoderLayer,
     EncoderDecoder,
     EncoderLayer,
@@ -29,6 +28,7 @@ from minillm.models.seq2seq import (
     shift_right,
     sinusoids,
 )
+from minillm.nn.cross import CrossAttention
 
 transformers.logging.set_verbosity_error()
 transformers.logging.disable_progress_bar()

@@ -14,7 +14,8 @@ from training_runs import (
 )
 
 from minillm.checks import check_settings
-from minillm.training.data import TokenDataset, WindowBatches, get_batch, pad_rows
+from minillm.training.data import RowBatches, WindowBatches, get_batch, pad_rows
+from minillm.training.token_file import TokenDataset
 
 
 def test_get_batch_shifts_by_one_and_reaches_both_ends():
@@ -78,7 +79,7 @@ def test_token_files_are_streamed_and_mapped(tmp_path, vocab_size, dtype):
 def test_writing_tokens_keeps_the_memory_small(tmp_path):
     code = """
         import resource, sys
-        from minillm.training.data import TokenDataset
+        from minillm.training.token_file import TokenDataset
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         data = TokenDataset.write(sys.argv[1], ([7] * 1000 for _ in range(8000)),
                                   vocab_size=100, eos_token_id=0)
@@ -142,3 +143,31 @@ def test_pad_rows_shifts_and_masks():
     x, y = pad_rows([[9, 1, 2], [9, 3]], 4, 9)
     assert x.tolist() == [[9, 1, 2], [9, 3, 9]]
     assert y.tolist() == [[1, 2, -100], [3, -100, -100]]
+
+
+def test_rows_come_once_an_epoch_in_orders_of_their_own():
+    rows = [[9, i, 9] for i in range(7)]
+
+    def drawn(source, count):
+        batches = [next(source)[0] for _ in range(count)]
+        return [row[1].item() for batch in batches for row in batch]
+
+    source = RowBatches(rows, 3, 9)
+    epochs = [drawn(source, 3) for _ in range(4)]
+    assert (
+        all(sorted(epoch) == list(range(7)) for epoch in epochs)
+        and len(set(map(tuple, epochs))) > 2
+    )
+    assert drawn(RowBatches(rows, 3, 9, seed=1), 3) != epochs[0]
+    again = RowBatches(rows, 3, 9)
+    again.load_state_dict({**source.state_dict(), "index": 4})
+    assert drawn(again, 2) == epochs[1][3:]
+    assert iter(source) is source and len(next(RowBatches(rows, 9, 9))[0]) == 7
+    with pytest.raises(ValueError, match=r"rows: saved 7, now 6"):
+        RowBatches(rows[1:], 3, 9).load_state_dict(source.state_dict())
+
+
+@pytest.mark.parametrize(("rows", "size"), [([], 2), ([[1, 2]], 0)])
+def test_rows_that_make_no_batch_are_refused(rows, size):
+    with pytest.raises(ValueError, match=r"(rows|batch_size) must be at least 1, not 0"):
+        RowBatches(rows, size, 0)

@@ -13,8 +13,8 @@ from training_runs import END, Documents, Language, Letters
 from minillm.cli.main import stories
 from minillm.stories.language import StoryLanguage
 from minillm.tokenizer.bpe import BPETokenizer
-from minillm.training.data import TokenDataset
-from minillm.training.documents import DocumentBatches, FileDocuments, StoryDocuments
+from minillm.training.documents import DocumentBatches, StoryDocuments, TextDocuments
+from minillm.training.token_file import FileDocuments, TokenDataset
 
 
 @pytest.mark.parametrize("layout", ["padded", "packed"])
@@ -236,3 +236,28 @@ def test_a_source_takes_no_damaged_state():
     for index in ("5", -1, 2.0, None, True):
         with pytest.raises(ValueError, match=f"index must be a count from 0, not {index!r}"):
             StoryDocuments(Language(), list).load_state_dict({"seed": 0, "index": index})
+
+
+def test_a_list_of_texts_is_a_stream_of_documents():
+    texts = ["a", "bc", "def", "gh"]
+    stream = TextDocuments(texts, lambda text: list(text.encode()), seed=2)
+    epochs = [[bytes(next(stream)).decode() for _ in texts] for _ in range(3)]
+    assert all(sorted(epoch) == sorted(texts) for epoch in epochs)
+    assert len(set(map(tuple, epochs))) > 1
+    again = TextDocuments(texts, lambda text: list(text.encode()), seed=2)
+    again.load_state_dict({**stream.state_dict(), "index": 5})
+    assert bytes(next(again)).decode() == epochs[1][1]
+    with pytest.raises(ValueError, match="texts: saved 4, now 3"):
+        TextDocuments(texts[1:], list, seed=2).load_state_dict(stream.state_dict())
+
+
+def test_texts_where_a_stream_belongs_are_told_the_road():
+    for texts in ("a story", ["a story", "another"]):
+        with pytest.raises(ValueError, match=r"no stream of documents; .*TextDocuments\(texts"):
+            DocumentBatches(texts, 2, 8, eos_token_id=0)
+        with pytest.raises(ValueError, match=r"language must have sample\(rng\).*TextDocuments"):
+            StoryDocuments(texts, list)
+    with pytest.raises(ValueError, match="several texts, not one, 'a story'"):
+        TextDocuments("a story", list)
+    with pytest.raises(ValueError, match="no text to train on"):
+        TextDocuments([], list)

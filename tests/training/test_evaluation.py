@@ -76,3 +76,9 @@ def test_one_text_is_not_judged_letter_by_letter():
     model = nn.Sequential(nn.Embedding(257, 8), nn.Linear(8, 257))
     with pytest.raises(ValueError, match=r"texts must be several texts, not one, 'a story'"):
         evaluate(model, Letters(), "a story")
+
+
+def test_the_old_order_of_arguments_is_named():
+    model = nn.Sequential(nn.Embedding(257, 8), nn.Linear(8, 257))
+    with pytest.raises(ValueError, match=r"\['a story'\] is no tokenizer: the order is model, tok"):
+        evaluate(model, ["a story"], Letters())

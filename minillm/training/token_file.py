@@ -1,0 +1,112 @@
+"""Token ids in a file, mapped into memory, and its documents (deeper/07_data_sources)."""
+
+# Built from notebooks/deeper/07_data_sources.ipynb: edit there, then make build.
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from minillm.checks import check_settings, count_in
+from minillm.training.data import document_row, epoch_order
+
+__all__ = ["FileDocuments", "TokenDataset"]
+
+
+def _write_tokens(
+    path: Path, documents: Iterable[list[int]], *, vocab_size: int, eos_token_id: int
+) -> None:
+    """Write documents one by one, each with an end token; the file appears when it is whole."""
+    from minillm.files import replacing
+
+    dtype, count = np.dtype("<u2" if vocab_size <= 2**16 else "<u4"), 0
+    with replacing(path) as temporary, open(temporary, "w+b") as file:
+        _write_header(file, dtype, 2**62)
+        for ids in documents:
+            row = np.asarray(document_row(ids, eos_token_id)[1:])  # it begins at the end before
+            if row.min() < 0 or row.max() >= vocab_size:
+                raise ValueError(f"ids {row.min()}..{row.max()}, vocabulary {vocab_size}")
+            file.write(row.astype(dtype).tobytes())
+            count += len(row)
+        file.seek(0)
+        _write_header(file, dtype, count)
+
+
+def _write_header(file: Any, dtype: np.dtype, count: int) -> None:
+    """numpy's own header; it leaves room for a count that grows, so it can be written twice."""
+    header = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False}
+    np.lib.format.write_array_header_1_0(file, {**header, "shape": (count,)})
+
+
+class TokenDataset:
+    """Token ids in a file, mapped into memory: as large as the disk, read where touched.
+
+    The file is a plain `.npy` of uint16 (uint32 for larger vocabularies); each document ends with
+    the end token.
+
+    Raises: ValueError if the file is no such array, FileNotFoundError if there is none.
+    """
+
+    def __init__(self, path: str | Path, *, eos_token_id: int | None = None) -> None:
+        self.path, self.eos_token_id = Path(path), eos_token_id
+        try:
+            self.tokens = np.lib.format.open_memmap(self.path, mode="r")
+        except (ValueError, EOFError, OSError) as error:
+            if isinstance(error, FileNotFoundError):
+                raise
+            raise ValueError(f"{self.path} is not a whole token file: {error}") from None
+        if self.tokens.ndim != 1 or self.tokens.dtype not in (np.uint16, np.uint32):
+            raise ValueError(
+                f"{self.path} holds {self.tokens.dtype} {self.tokens.shape}, not a row of tokens"
+            )
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def __getitem__(self, index: int | slice) -> np.ndarray:
+        return self.tokens[index]
+
+    def documents(self) -> np.ndarray:
+        """Where each document begins and ends (past its end token). Shape: -> (documents, 2)."""
+        if self.eos_token_id is None:
+            raise ValueError("a dataset needs its eos_token_id to tell documents apart")
+        ends = np.flatnonzero(self.tokens == self.eos_token_id) + 1
+        return np.stack([np.concatenate([[0], ends])[:-1], ends], axis=1)
+
+    @classmethod
+    def write(
+        cls, path: str | Path, documents: Iterable[list[int]], *, vocab_size: int, eos_token_id: int
+    ) -> "TokenDataset":
+        """Write documents one by one, each with an end token; the file appears when it is whole."""
+        _write_tokens(Path(path), documents, vocab_size=vocab_size, eos_token_id=eos_token_id)
+        return cls(path, eos_token_id=eos_token_id)
+
+
+class FileDocuments:
+    """The documents of a token file, epoch after epoch, each in an order of its own."""
+
+    def __init__(self, dataset: TokenDataset, *, seed: int = 0) -> None:
+        self.dataset, self.bounds, self.seed, self.index = dataset, dataset.documents(), seed, 0
+        if not len(self.bounds):
+            raise ValueError(
+                f"{dataset.path} holds no whole document (end token {dataset.eos_token_id})"
+            )
+
+    def __iter__(self) -> "FileDocuments":
+        return self
+
+    def __next__(self) -> list[int]:
+        epoch, place = divmod(self.index, len(self.bounds))
+        begin, end = self.bounds[epoch_order(self.seed, epoch, len(self.bounds))[place]]
+        self.index += 1
+        return self.dataset[begin : end - 1].tolist()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the stream stands."""
+        return {"seed": self.seed, "tokens": len(self.dataset), "index": self.index}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go where `state` says. Raises: ValueError if it belongs to another file or seed."""
+        check_settings(state, {**self.state_dict(), "index": state.get("index")})
+        self.index = count_in(state, "index")
