@@ -14,7 +14,7 @@ from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Any, Union, get_args, get_origin, get_type_hints
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, nn
 
 __all__ = [
     "NOT_NEGATIVE",
@@ -31,6 +31,7 @@ __all__ = [
     "check_drawn",
     "check_fields",
     "check_input",
+    "check_inputs",
     "check_kind",
     "check_logits",
     "check_mask",
@@ -53,6 +54,7 @@ __all__ = [
     "finite_maximum",
     "is_id",
     "list_of",
+    "look_up",
     "number",
     "quoted",
     "texts_of",
@@ -273,6 +275,38 @@ def check_mask(mask: Tensor | None, name: str = "attention_mask") -> None:
     if mask is not None and (mask.is_floating_point() or mask.is_complex()):
         wanted = "bool or an integer type: 1 is a token, 0 is padding"
         raise ValueError(f"{name} is {mask.dtype}; it must be {wanted}")
+
+
+def check_inputs(
+    input_ids: Tensor, attention_mask: Tensor | None, position_ids: Tensor | None, past: int
+) -> None:
+    """Raises: ValueError for ids, mask and positions of shapes that do not fit each other."""
+    import torch
+    from torch import Tensor
+
+    for x in (input_ids, attention_mask, position_ids):
+        if x is not None and not isinstance(x, Tensor):
+            raise ValueError(f"ids, mask and positions must be tensors, not {x!r:.60}")
+    shape = tuple(input_ids.shape)
+    whole = input_ids.dtype in (torch.int64, torch.int32)
+    if input_ids.dim() != 2 or not input_ids.numel() or not whole:
+        raise ValueError(f"input_ids must be int64 or int32 (B, T), not {input_ids.dtype} {shape}")
+    if attention_mask is not None and attention_mask.shape != (shape[0], past + shape[1]):
+        wanted = f"(B, past + T) = {(shape[0], past + shape[1])}"
+        raise ValueError(f"attention_mask {tuple(attention_mask.shape)} should be {wanted}")
+    check_mask(attention_mask)
+    if position_ids is not None and position_ids.shape not in (shape, (1, shape[1])):
+        raise ValueError(f"position_ids {tuple(position_ids.shape)} do not fit input_ids {shape}")
+
+
+def look_up(table: nn.Embedding, ids: Tensor, what: str) -> Tensor:
+    """The rows of a table. Raises: ValueError, on the CPU, for an id that has none."""
+    try:
+        return table(ids)
+    except IndexError:
+        first, last, size = int(ids.min()), int(ids.max()), len(table.weight)
+        wrong = f"{what} {first if first < 0 else last}"
+        raise ValueError(f"{wrong}, but this model has learned only {size} {what}s") from None
 
 
 def check_prompt(

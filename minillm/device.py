@@ -1,4 +1,7 @@
-"""Which device to compute on, and where its random numbers stand. Written by hand."""
+"""Which device to compute on, in which dtype, and where its random numbers stand.
+
+Written by hand.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-__all__ = ["pick_device", "rng_state", "set_rng_state", "to_float64"]
+__all__ = ["pick_device", "product_dtype", "rng_state", "set_rng_state", "to_float64"]
 
 _WITHOUT_FLOAT64 = {"mps"}  # Apple's GPUs
 
@@ -51,3 +54,17 @@ def set_rng_state(state: dict[str, Tensor], device: torch.device) -> None:
 def to_float64(x: Tensor) -> Tensor:
     """In float64; what lies on a device that lacks it comes to the CPU (and must be waited for)."""
     return (x.cpu() if x.device.type in _WITHOUT_FLOAT64 else x).double()
+
+
+def product_dtype(weight: Tensor) -> torch.dtype:
+    """The dtype of a product with this weight: its own, or that of `torch.autocast` around us."""
+    import torch
+
+    kind = weight.device.type
+    if weight.dtype == torch.float64:
+        return weight.dtype
+    # Torch 2.11 cannot compile the question; who compiles for a device has one that knows autocast.
+    known = torch.compiler.is_compiling() or torch.amp.is_autocast_available(kind)
+    if known and torch.is_autocast_enabled(kind):
+        return torch.get_autocast_dtype(kind)
+    return weight.dtype

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from minillm.config import FAMILIES, ModelConfig
+from minillm.config import ModelConfig
+from minillm.family import FAMILIES
 from minillm.model import CausalLM
 from minillm.nn.lora import add_lora
 

@@ -18,8 +18,9 @@ from torch import Tensor, nn
 from minillm.cache.base import KVCache
 from minillm.checks import check_input, check_sizes
 from minillm.config import ModelConfig
+from minillm.counting import count_parameters
 from minillm.generation.decoding import generate
-from minillm.model import CausalLM, count_parameters
+from minillm.model import CausalLM
 from minillm.models.vision import VisionConfig, VisionTransformer, check_floats
 from minillm.modes import EvalMode
 from minillm.nn.cross import CrossAttention
@@ -202,8 +203,7 @@ class PictureLM(nn.Module):
             features = self.picture_features(pixels)
         x = decoder.embed(input_ids, positions)
         x = put_pictures(x, input_ids, self.config.image_token_index, features)
-        rope = None if decoder.rotary is None else decoder.rotary(positions)
-        x = decoder.transform(x, rope, positions, mask, is_causal, cache)  # (B, T, C)
+        x = decoder(x, positions, mask, is_causal, cache)  # (B, T, C)
         return self.language_model.lm_head(x[:, -logits_to_keep:])
 
     @torch.no_grad()
@@ -226,7 +226,7 @@ class PictureLM(nn.Module):
     def num_parameters(
         self, *, only_trainable: bool = False, exclude_embeddings: bool = False
     ) -> int:
-        """Numbers in the weights, frozen ones included; see `minillm.model.count_parameters`."""
+        """Numbers in the weights, frozen ones included; see `minillm.counting`."""
         return count_parameters(self, only_trainable, exclude_embeddings)
 
     @classmethod

@@ -18,8 +18,9 @@ from torch import Tensor, nn
 from minillm.cache.base import KVCache
 from minillm.checks import check_mask
 from minillm.config import ModelConfig
+from minillm.counting import count_parameters
 from minillm.generation.decoding import generate
-from minillm.model import CausalLM, count_parameters
+from minillm.model import CausalLM
 from minillm.models.vision import check_floats
 from minillm.modes import EvalMode
 from minillm.nn.layers import ACTIVATIONS, MLP, LayerNorm
@@ -492,7 +493,7 @@ class QwenVL(nn.Module):
     def num_parameters(
         self, *, only_trainable: bool = False, exclude_embeddings: bool = False
     ) -> int:
-        """Numbers in the weights, frozen ones included; see `minillm.model.count_parameters`."""
+        """Numbers in the weights, frozen ones included; see `minillm.counting`."""
         return count_parameters(self, only_trainable, exclude_embeddings)
 
     @classmethod
@@ -544,5 +545,5 @@ class QwenPrompt:
         positions = self.positions[:, :, past : past + known]
         positions = torch.cat((positions, later.expand(3, -1, -1)), 2)
         rope = mrope(rotary, positions, self.model.config.mrope_section)
-        x = language.model.transform(x, rope, text, mask, is_causal, cache)
+        x = language.model(x, text, mask, is_causal, cache, rope)
         return language.lm_head(x[:, -logits_to_keep:])

@@ -18,9 +18,10 @@ from torch import Tensor, nn
 
 from minillm.cache.base import KVCache, make_cache
 from minillm.checks import check_mask, check_prompt
+from minillm.counting import count_parameters
+from minillm.device import product_dtype
 from minillm.generation.decoding import generate
 from minillm.generation.sampling import GREEDY, end_ids
-from minillm.model import count_parameters, product_dtype
 from minillm.modes import EvalMode
 from minillm.nn.attention import build_mask
 from minillm.nn.cross import CrossAttention
@@ -525,7 +526,7 @@ class EncoderDecoder(nn.Module):
     def num_parameters(
         self, *, only_trainable: bool = False, exclude_embeddings: bool = False
     ) -> int:
-        """Numbers in the weights, frozen ones included; see `minillm.model.count_parameters`."""
+        """Numbers in the weights, frozen ones included; see `minillm.counting`."""
         return count_parameters(self, only_trainable, exclude_embeddings)
 
     @classmethod

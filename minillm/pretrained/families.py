@@ -21,7 +21,8 @@ from minillm.checks import (
     list_of,
     whole,
 )
-from minillm.config import SCALING, Family, ModelConfig, family_of
+from minillm.config import ModelConfig
+from minillm.family import SCALING, Family, family_of
 
 __all__ = ["read_config", "write_config"]
 
@@ -117,6 +118,8 @@ def read_config(data: Mapping[str, Any]) -> dict[str, Any]:
 
     Raises: ValueError if the model computes something that we do not, or if a size is missing.
     """
+    if not isinstance(data, Mapping):
+        raise ValueError(f"a config is a table of keys and values, not {data!r}")
     family = family_of(data.get("model_type"))
     config = family.config or ModelConfig
     known = {f.name for f in fields(config)}

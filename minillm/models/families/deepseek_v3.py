@@ -11,7 +11,8 @@ from typing import Any, ClassVar
 from torch import nn
 
 from minillm.checks import POSITIVE, SWITCH, Kind, whole
-from minillm.config import UNSET, Family, ModelConfig, check_given
+from minillm.config import UNSET, ModelConfig
+from minillm.family import Family, check_given
 from minillm.model import llama_mlp
 from minillm.models.families.experts import SparseConfig
 from minillm.nn.layers import RMSNorm
