@@ -7,7 +7,7 @@ when asked for: stop strings (`minillm.generation.stream`), `minillm.generation.
 # Built from notebooks/10_minillm.ipynb: edit there, then make build.
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -17,10 +17,17 @@ from minillm.cache.base import KVCache
 from minillm.checks import check_drawn, check_prompt, check_room
 from minillm.config import ModelConfig
 from minillm.generation.sampling import GREEDY, end_ids, enforce_min_new_tokens
-from minillm.model import CausalLM
 from minillm.modes import EvalMode
 
-__all__ = ["FROM_CONFIG", "StoppingCriteria", "decode_loop", "generate", "open_cache", "read_ids"]
+__all__ = [
+    "FROM_CONFIG",
+    "LanguageModel",
+    "StoppingCriteria",
+    "decode_loop",
+    "generate",
+    "open_cache",
+    "read_ids",
+]
 
 FROM_CONFIG: Any = "from config"  # stands for what the model's config says
 
@@ -45,8 +52,27 @@ class StoppingCriteria:
         return new_ids[-1] in self.eos
 
 
+class LanguageModel(Protocol):
+    """What `generate` asks of a model: `CausalLM`, or a prompt that holds a picture."""
+
+    config: Any  # vocab_size, eos_token_ids, pad_token_id, max_position_embeddings
+
+    def make_cache(
+        self, kind: str = ..., *, batch_size: int, max_length: int | None = ...
+    ) -> KVCache: ...
+
+    def __call__(
+        self,
+        input_ids: Tensor,
+        *,
+        attention_mask: Tensor | None = ...,
+        cache: KVCache | None = ...,
+        logits_to_keep: int = ...,
+    ) -> Tensor: ...
+
+
 def decode_loop(
-    model: CausalLM,
+    model: LanguageModel,
     prompt: Tensor,
     mask: Tensor | None,
     max_new_tokens: int,
@@ -95,7 +121,7 @@ def read_ids(ids: Tensor) -> list[int]:
 
 
 def open_cache(
-    model: CausalLM,
+    model: LanguageModel,
     cache: str | KVCache | None,
     input_ids: Tensor,
     max_new_tokens: int,
@@ -119,7 +145,7 @@ def open_cache(
 
 
 def generate(
-    model: CausalLM,
+    model: LanguageModel,
     input_ids: Tensor,
     *,
     max_new_tokens: int,
@@ -161,7 +187,8 @@ def generate(
     if compile:
         from minillm.generation.compiled import compiled_step
 
-        step = compiled_step(model, memory)
+        whole: Any = model  # a `CausalLM`: no other has a step that is compiled
+        step = compiled_step(whole, memory)
     T, parts = input_ids.shape[1], [input_ids]
 
     def choose(logits: Tensor, previous_ids: Tensor) -> Tensor:

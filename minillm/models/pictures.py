@@ -27,11 +27,11 @@ from minillm.nn.cross import CrossAttention
 from minillm.nn.layers import ACTIVATIONS, GatedMLP, RMSNorm
 
 __all__ = [
-    "Beholder",
     "GatedCrossAttentionLayer",
     "PictureConfig",
     "PictureLM",
     "Projector",
+    "Prompt",
     "put_pictures",
 ]
 
@@ -220,8 +220,7 @@ class PictureLM(nn.Module):
             raise ValueError("compile=True: a step of a PictureLM cannot be compiled")
         with EvalMode(self):
             features = None if pixels is None else self.picture_features(pixels)
-        reader: Any = Beholder(self, features)
-        return generate(reader, input_ids, **options)
+        return generate(Prompt(self, features), input_ids, **options)
 
     def num_parameters(
         self, *, only_trainable: bool = False, exclude_embeddings: bool = False
@@ -243,7 +242,7 @@ class PictureLM(nn.Module):
         save_llava(self, folder)
 
 
-class Beholder:
+class Prompt:
     """A model with the pictures it looks at: for `generate`, a language model like any other."""
 
     def __init__(self, model: PictureLM, features: Tensor | None) -> None:

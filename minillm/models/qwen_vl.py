@@ -29,7 +29,7 @@ from minillm.nn.rope import RotaryEmbedding, Rotation, rope_periods
 
 __all__ = [
     "PatchMerger",
-    "QwenPrompt",
+    "Prompt",
     "QwenVL",
     "QwenVLConfig",
     "QwenVisionConfig",
@@ -417,7 +417,7 @@ class QwenVL(nn.Module):
         grids: Tensor | None = None,
         *,
         attention_mask: Tensor | None = None,
-    ) -> "QwenPrompt":
+    ) -> "Prompt":
         """Look at the pictures, once, and put what was seen in the places held for it.
 
         Shape: ids and mask (B, T); pixels (patches, numbers) and grids (pictures, 3) of all
@@ -444,7 +444,7 @@ class QwenVL(nn.Module):
             if attention_mask is not None:
                 here = here & attention_mask.bool()
             x = x.masked_scatter(here[..., None], self.visual(pixels, grids).to(x.dtype))
-        return QwenPrompt(self, x, positions, delta)
+        return Prompt(self, x, positions, delta)
 
     def forward(
         self,
@@ -481,7 +481,7 @@ class QwenVL(nn.Module):
         if options.get("compile"):
             raise ValueError("compile=True is for CausalLM: a QwenVL is not compiled")
         with torch.inference_mode(), EvalMode(self):
-            prompt: Any = self.read(input_ids, pixels, grids, attention_mask=attention_mask)
+            prompt = self.read(input_ids, pixels, grids, attention_mask=attention_mask)
         return generate(
             prompt,
             input_ids,
@@ -510,7 +510,7 @@ class QwenVL(nn.Module):
         save(self, folder)
 
 
-class QwenPrompt:
+class Prompt:
     """Texts whose pictures have been looked at: for `generate`, a language model like any other.
 
     It holds what must outlive the first step: the vectors and positions of the prompt, and `delta`,

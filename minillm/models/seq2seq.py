@@ -33,9 +33,9 @@ __all__ = [
     "EncodedSource",
     "EncoderDecoder",
     "EncoderLayer",
+    "Prompt",
     "Seq2SeqConfig",
     "Stack",
-    "Writer",
     "shift_right",
     "sinusoids",
 ]
@@ -513,9 +513,8 @@ class EncoderDecoder(nn.Module):
                 logits = only
             return sampler(logits, previous_ids)
 
-        writer: Any = Writer(self, memory)
         return generate(
-            writer,
+            Prompt(self, memory),
             begun,
             max_new_tokens=max_new_tokens,
             sampler=choose,
@@ -543,7 +542,7 @@ class EncoderDecoder(nn.Module):
         save(self, folder)
 
 
-class Writer:
+class Prompt:
     """A decoder with its memory: for `generate`, a language model like any other."""
 
     def __init__(self, model: EncoderDecoder, memory: EncodedSource) -> None:
