@@ -52,11 +52,11 @@ def test_the_page_trains_and_measures_on_a_gpu(monkeypatch, capsys):
         exec(cells["cc0b6742"], page)
         assert all(p.is_cuda for p in page["model"].parameters())
         assert page["device"].type == "cuda"
-        exec(cells["48bc4237"].replace("40", "4"), page | {"ids": torch.arange(9)[None]})
+        exec(cells["48bc4237"], page)
         lines = cells["def2ff83"].splitlines()
         exec("\n".join(line for line in lines if line.startswith("ours")), page)
         assert not any(p.is_cuda for p in page["ours"].parameters())
         with contextlib.suppress(AssertionError):  # two steps are no training
             exec(cells["owntext3"].replace("=120", "=4"), page)
         assert page["written_by_it"].is_cuda
-    assert "the first position that notices: 4" in capsys.readouterr().out
+    assert "the first position that notices: 40" in capsys.readouterr().out
