@@ -693,7 +693,7 @@ def finish_run_info(
 
 def generate_texts(a: argparse.Namespace) -> None:
     """Print texts that the model of a folder writes; of several processes, the first prints."""
-    from minillm.generation.decoding import context_length
+    from minillm.checks import context_length
     from minillm.training import distributed
 
     drawn_by = sampler(a)

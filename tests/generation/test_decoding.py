@@ -12,8 +12,9 @@ from family_checkpoints import make, ragged
 from torch._dynamo.testing import CompileCounter
 
 from minillm.config import ModelConfig
-from minillm.generation.decoding import generate, stream_text
+from minillm.generation.decoding import generate
 from minillm.generation.sampling import GREEDY, Sampler
+from minillm.generation.stream import stream_text
 from minillm.model import CausalLM
 from minillm.pretrained.load import from_pretrained
 from minillm.tokenizer.bpe import BPETokenizer
