@@ -15,7 +15,8 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tools"))
 import build  # noqa: E402
 
-SPINE = sorted((ROOT / "notebooks").glob("*.ipynb"))
+SPINE = sorted((ROOT / "notebooks").glob("[0-9]*.ipynb"))
+TOUR = ROOT / "notebooks" / "tour.ipynb"  # one cell of each chapter: builds and exports nothing
 DEEPER = sorted((ROOT / "notebooks" / "deeper").glob("*.ipynb"))
 BEYOND = sorted((ROOT / "notebooks" / "beyond").glob("*.ipynb"))
 COURSE = SPINE + DEEPER + BEYOND
@@ -37,7 +38,7 @@ def name(path: Path) -> str:
 
 
 course = pytest.mark.parametrize("path", COURSE, ids=name)
-everything = pytest.mark.parametrize("path", COURSE + SOLUTIONS, ids=name)
+everything = pytest.mark.parametrize("path", [*COURSE, TOUR, *SOLUTIONS], ids=name)
 
 
 def test_package_equals_notebooks():
@@ -99,6 +100,17 @@ def test_the_first_page_and_the_last(path):
     for heading in ("## Recap", "## Sources"):
         assert heading in text
     assert f'sync("{name(path)}")' in code(path)[-1]["source"]
+
+
+def test_the_tour_has_one_cell_of_each_chapter_and_leads_to_it():
+    cells = load(TOUR)
+    assert [c["cell_type"] == "code" for c in cells] == [i % 2 == 1 for i in range(len(cells))]
+    shown = [re.search(r"^## (\d\d) ", c["source"], re.M) for c in cells[0:-1:2]]
+    assert [found and found[1] for found in shown] == [path.name[:2] for path in SPINE]
+    for path, behind in zip(SPINE, cells[2::2], strict=True):
+        assert f"]({path.name})" in behind["source"], "each cell is followed by its chapter's link"
+    for page in (ROOT / "README.md", SPINE[0]):
+        assert "tour.ipynb)" in page.read_text(encoding="utf-8")
 
 
 def minutes(path: Path) -> float:
@@ -169,7 +181,7 @@ def test_every_exported_name_is_used_in_its_notebook(path):
 def test_ignored_outputs_are_few_and_asserted():
     """A hidden figure is bounded by an assertion, in its own cell or in the next."""
     total = ignored = 0
-    for path in COURSE + SOLUTIONS:
+    for path in [*COURSE, TOUR, *SOLUTIONS]:
         cells = code(path)
         total += len(cells)
         for cell, after in pairwise([*cells, {"source": ""}]):
