@@ -14,7 +14,7 @@ from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Any, Union, get_args, get_origin, get_type_hints
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, nn
 
 __all__ = [
     "NOT_NEGATIVE",
@@ -28,15 +28,22 @@ __all__ = [
     "check_attention",
     "check_causal",
     "check_documents",
+    "check_drawn",
     "check_fields",
     "check_input",
+    "check_inputs",
     "check_kept",
     "check_kind",
+    "check_logits",
     "check_mask",
     "check_number",
     "check_one_of",
     "check_positions",
+    "check_previous_ids",
+    "check_prompt",
+    "check_room",
     "check_rows",
+    "check_rows_kept",
     "check_settings",
     "check_sizes",
     "check_targets",
@@ -44,9 +51,12 @@ __all__ = [
     "check_tokenizer",
     "check_tokens",
     "check_utf8",
+    "context_length",
     "count_in",
+    "finite_maximum",
     "is_id",
     "list_of",
+    "look_up",
     "number",
     "quoted",
     "texts_of",
@@ -269,6 +279,106 @@ def check_mask(mask: Tensor | None, name: str = "attention_mask") -> None:
         raise ValueError(f"{name} is {mask.dtype}; it must be {wanted}")
 
 
+def check_inputs(
+    input_ids: Tensor, attention_mask: Tensor | None, position_ids: Tensor | None, past: int
+) -> None:
+    """Raises: ValueError for ids, mask and positions of shapes that do not fit each other."""
+    import torch
+    from torch import Tensor
+
+    for x in (input_ids, attention_mask, position_ids):
+        if x is not None and not isinstance(x, Tensor):
+            raise ValueError(f"ids, mask and positions must be tensors, not {x!r:.60}")
+    shape = tuple(input_ids.shape)
+    whole = input_ids.dtype in (torch.int64, torch.int32)
+    if input_ids.dim() != 2 or not input_ids.numel() or not whole:
+        raise ValueError(f"input_ids must be int64 or int32 (B, T), not {input_ids.dtype} {shape}")
+    if attention_mask is not None and attention_mask.shape != (shape[0], past + shape[1]):
+        wanted = f"(B, past + T) = {(shape[0], past + shape[1])}"
+        raise ValueError(f"attention_mask {tuple(attention_mask.shape)} should be {wanted}")
+    check_mask(attention_mask)
+    if position_ids is not None and position_ids.shape not in (shape, (1, shape[1])):
+        raise ValueError(f"position_ids {tuple(position_ids.shape)} do not fit input_ids {shape}")
+
+
+def look_up(table: nn.Embedding, ids: Tensor, what: str) -> Tensor:
+    """The rows of a table. Raises: ValueError, on the CPU, for an id that has none."""
+    try:
+        return table(ids)
+    except IndexError:
+        first, last, size = int(ids.min()), int(ids.max()), len(table.weight)
+        wrong = f"{what} {first if first < 0 else last}"
+        raise ValueError(f"{wrong}, but this model has learned only {size} {what}s") from None
+
+
+def check_prompt(
+    input_ids: Tensor, attention_mask: Tensor | None, max_new_tokens: int, vocab_size: int
+) -> None:
+    """Raises: ValueError for unknown ids, or a prompt that has no right end to continue at."""
+    from torch import Tensor
+
+    for x in (input_ids, attention_mask):
+        if x is not None and not isinstance(x, Tensor):
+            raise ValueError(f"a prompt and its mask must be tensors, not {x!r:.60}")
+    if input_ids.dim() != 2 or not input_ids.numel():
+        shape = tuple(input_ids.shape)
+        raise ValueError(f"a prompt is (B, T) ids, at least one a row, not {shape}")
+    if not isinstance(max_new_tokens, int) or max_new_tokens < 0:
+        raise ValueError(f"max_new_tokens must be an integer, 0 or more, not {max_new_tokens!r}")
+    if attention_mask is not None and attention_mask.shape != input_ids.shape:
+        shapes = f"{tuple(attention_mask.shape)} and {tuple(input_ids.shape)}"
+        raise ValueError(f"attention_mask and input_ids differ in shape: {shapes}")
+    check_mask(attention_mask)
+    if input_ids.is_meta:
+        return  # shapes without numbers
+    first, last = int(input_ids.min()), int(input_ids.max())
+    if first < 0 or last >= vocab_size:
+        wrong = first if first < 0 else last
+        raise ValueError(f"the prompt has id {wrong}, the vocabulary ids 0 to {vocab_size - 1}")
+    if attention_mask is None:
+        return
+    mask = attention_mask.bool()
+    if not mask[:, -1].all() or (mask[:, :-1] & ~mask[:, 1:]).any():
+        raise ValueError("padding must stand on the left: generation continues at the right end")
+
+
+def check_drawn(drawn: Any, rows: int) -> Tensor:
+    """What a sampler returned; not its values, for which a GPU would be waited for.
+
+    Raises: ValueError unless it is ids, of that many rows.
+    """
+    import torch
+
+    if isinstance(drawn, torch.Tensor):
+        if drawn.shape == (rows,) and drawn.dtype in (torch.int64, torch.int32):
+            return drawn
+        found = f"{drawn.dtype} {tuple(drawn.shape)}"
+    else:
+        found = f"{drawn!r:.60}"
+    raise ValueError(f"a sampler must return ids, int64 or int32 ({rows},), not {found}")
+
+
+def context_length(config: Any) -> int:
+    """How many positions the config is for: those of the training, or those of its scaling."""
+    trained, scaling = config.max_position_embeddings, getattr(config, "rope_scaling", None) or {}
+    original = scaling.get("original_max_position_embeddings") or trained
+    return max(trained, int(original * (scaling.get("factor") or 1)))
+
+
+def check_room(config: Any, cache: str, length: int, max_new_tokens: int) -> None:
+    """Raises: ValueError if a cache of that kind would reserve more room than there are positions.
+
+    `length` is that of the prompt.
+    """
+    room, known = length + max_new_tokens, context_length(config)
+    reserved = {"static": room, "sliding": getattr(config, "sliding_window", None)}
+    if min(room, reserved.get(cache) or 0) > known:
+        raise ValueError(
+            f"a prompt of {length} and max_new_tokens={max_new_tokens}, but this model has {known} "
+            f"positions: cache={cache!r} reserves no more, cache='dynamic' grows"
+        )
+
+
 def check_targets(logits: Any, targets: Tensor, ignore_index: int) -> None:
     """Raises: ValueError unless the targets fit the logits, in shape and, on the CPU, in their ids;
     TypeError for logits that are no tensor.
@@ -311,7 +421,7 @@ def check_kept(name: str, x: Tensor, shape: tuple[Any, ...], layer: Any) -> None
         raise ValueError(f"{name} are {found}, the cache {wanted}")
 
 
-def check_rows(rows: Tensor, batch_size: int) -> None:
+def check_rows_kept(rows: Tensor, batch_size: int) -> None:
     """Raises: ValueError unless each is a row of a batch; rows on a GPU are not looked at."""
     wrong = rows.ndim != 1 or not len(rows)
     if not wrong and rows.device.type == "cpu":
@@ -380,6 +490,41 @@ def check_attention(
         bias = _four_dimensions("bias", bias, (B, H, T, S))
         bias = bias.to(torch.promote_types(q.dtype, torch.float32))
     return mask, bias
+
+
+def check_logits(x: Any, *, like: Tensor | None = None, made_by: object = None) -> None:
+    """Raises: ValueError unless x is (B, V), not empty, or of that shape, if it was made of it."""
+    shape = tuple(x.shape) if hasattr(x, "shape") else quoted(x)
+    if like is not None and shape != tuple(like.shape):
+        made_by = getattr(made_by, "__name__", made_by)
+        raise ValueError(f"{made_by} must return logits {tuple(like.shape)}, not {shape}")
+    if x.ndim != 2 or not x.numel():
+        raise ValueError(f"logits must be (B, V), not empty, got {shape}")
+
+
+def check_previous_ids(ids: Tensor, logits: Tensor) -> None:
+    """Raises: ValueError unless ids are (B, T) for logits (B, V), and, on a CPU, all below V."""
+    if ids.ndim != 2 or ids.shape[0] != logits.shape[0]:
+        have, want = tuple(ids.shape), tuple(logits.shape)
+        raise ValueError(f"previous_ids {have} must be (B, T) for logits {want}")
+    V, on_cpu = logits.shape[-1], ids.device.type == "cpu"  # asking a GPU means waiting
+    if on_cpu and ids.numel() and (largest := int(ids.amax())) >= V:
+        raise ValueError(f"previous_ids hold {largest}, the vocabulary {V} tokens")
+
+
+def check_rows(rows: Sequence[int], count: int) -> None:
+    """Raises: ValueError unless rows are so many different numbers, 0 and up."""
+    if not len(rows) == len(set(rows)) == count or min(rows) < 0:
+        raise ValueError(f"rows {list(rows)} are not {count} different numbers, 0 and up")
+
+
+def finite_maximum(logits: Tensor) -> Tensor:
+    """The maximum of each row (B, 1). Raises: ValueError if one is NaN or infinite."""
+    top = logits.amax(-1, keepdim=True)  # one NaN in a row makes it NaN
+    # The one question that a `Sampler` asks a GPU at each step: it waits for the answer.
+    if bool((top - top).any()):  # 0 for every finite number, NaN for all else
+        raise ValueError("logits hold NaN or +inf, or a row has nothing but -inf")
+    return top
 
 
 def _four_dimensions(name: str, x: Tensor, target: tuple[int, ...]) -> Tensor:

@@ -1,4 +1,4 @@
-"""Which device to compute on, where its random numbers stand, how many processes. By hand."""
+"""Which device and dtype to compute on, its random numbers, how many processes. By hand."""
 
 from __future__ import annotations
 
@@ -16,9 +16,13 @@ __all__ = [
     "fresh_rng_state",
     "pick_device",
     "processes_of",
+    "product_dtype",
     "rng_state",
     "set_rng_state",
+    "to_float64",
 ]
+
+_WITHOUT_FLOAT64 = {"mps"}  # Apple's GPUs
 
 
 def pick_device() -> torch.device:
@@ -64,6 +68,25 @@ def set_rng_state(state: dict[str, Tensor], device: torch.device) -> None:
         torch.cuda.set_rng_state(state["cuda"], device)
     elif device.type == "mps" and "mps" in state:
         torch.mps.set_rng_state(state["mps"])
+
+
+def to_float64(x: Tensor) -> Tensor:
+    """In float64; what lies on a device that lacks it comes to the CPU (and must be waited for)."""
+    return (x.cpu() if x.device.type in _WITHOUT_FLOAT64 else x).double()
+
+
+def product_dtype(weight: Tensor) -> torch.dtype:
+    """The dtype of a product with this weight: its own, or that of `torch.autocast` around us."""
+    import torch
+
+    kind = weight.device.type
+    if weight.dtype == torch.float64:
+        return weight.dtype
+    # Torch 2.11 cannot compile the question; who compiles for a device has one that knows autocast.
+    known = torch.compiler.is_compiling() or torch.amp.is_autocast_available(kind)
+    if known and torch.is_autocast_enabled(kind):
+        return torch.get_autocast_dtype(kind)
+    return weight.dtype
 
 
 class OneProcess:

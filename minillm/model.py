@@ -15,8 +15,10 @@ import torch
 from torch import Tensor, nn
 
 from minillm.cache.base import KVCache, make_cache
-from minillm.checks import check_mask
+from minillm.checks import check_inputs, look_up
 from minillm.config import ModelConfig
+from minillm.counting import count_operations, count_parameters
+from minillm.device import product_dtype
 from minillm.nn.attention import build_mask
 from minillm.nn.layers import DecoderLayer, GatedMLP, RMSNorm
 from minillm.nn.multihead import MultiHeadAttention
@@ -26,16 +28,12 @@ __all__ = [
     "LLAMA",
     "CausalLM",
     "Decoder",
-    "count_parameters",
     "llama_attention",
-    "llama_embedding",
     "llama_layer",
     "llama_mlp",
     "llama_norm",
     "llama_rotary",
-    "look_up",
     "make_part",
-    "product_dtype",
 ]
 
 
@@ -69,17 +67,10 @@ def llama_layer(c: ModelConfig, layer: int) -> nn.Module:
     return DecoderLayer(attention, mlp, make_part("norm", c), make_part("norm", c))
 
 
-def llama_embedding(c: ModelConfig) -> nn.Module | None:
-    """What is done to the vectors of tokens before the first layer: here nothing."""
-    return None
-
-
-def llama_rotary(c: ModelConfig) -> RotaryEmbedding | None:
-    """The rotation of queries and keys; None where positions come in another way, or in none."""
-    if c.positions != "rotary":
-        return None
+def llama_rotary(c: ModelConfig) -> RotaryEmbedding:
+    """The rotation of queries and keys."""
     return RotaryEmbedding(
-        c.rotated,
+        c.head_dim,
         base=c.rope_theta,
         scaling=c.rope_scaling,
         max_position_embeddings=c.max_position_embeddings,
@@ -91,7 +82,7 @@ LLAMA: dict[str, Callable[..., Any]] = {
     "attention": llama_attention,
     "mlp": llama_mlp,
     "layer": llama_layer,
-    "embedding": llama_embedding,
+    "embedding": lambda c: None,  # nothing is done to the vectors of tokens before the layers
     "rotary": llama_rotary,
 }
 
@@ -105,7 +96,7 @@ def make_part(part: str, c: ModelConfig, *layer: int) -> Any:
 
 
 class Decoder(nn.Module):
-    """Embedding, the layers, a last norm: ids in, hidden states out."""
+    """The embedding, the layers, a last norm."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -121,45 +112,29 @@ class Decoder(nn.Module):
         return make_part("rotary", self.config)
 
     def embed(self, input_ids: Tensor, position_ids: Tensor) -> Tensor:
-        """Vectors for the ids, and what the family does to them before the first layer."""
+        """Vectors for the ids, and what the family does to them. Shape: (B, T) -> (B, T, C)."""
         x = look_up(self.embed_tokens, input_ids, "token id")
         return x if self.embedding is None else self.embedding(x, position_ids)
 
     def forward(
         self,
-        input_ids: Tensor,
-        position_ids: Tensor,
-        mask: Tensor | None,
-        is_causal: bool,
-        cache: KVCache | None = None,
-    ) -> Tensor:
-        """The layers, once positions and mask are known (`prepare`).
-
-        Shape: (B, T) ids, (B or 1, T) positions, mask (T, S) or (B, 1, T, S) -> (B, T, C).
-        """
-        x = self.embed(input_ids, position_ids)  # (B, T, C)
-        rope = None if self.rotary is None else self.rotary(position_ids)
-        return self.transform(x, rope, position_ids, mask, is_causal, cache)
-
-    def transform(
-        self,
         x: Tensor,
-        rope: Rotation | None,
         position_ids: Tensor,
         mask: Tensor | None,
         is_causal: bool,
         cache: KVCache | None = None,
+        rope: Rotation | None = None,
     ) -> Tensor:
-        """Layers and last norm, for vectors of tokens, or of whatever stands in their place.
+        """Layers and last norm, once positions and mask are known (`prepare`).
 
-        Shape: (B, T, C) -> (B, T, C), the others as in `forward`.
+        `rope` is the rotation if it is not that of the positions.
+        Shape: (B, T, C), positions (B or 1, T), mask (T, S) or (B, 1, T, S) -> (B, T, C).
         """
+        if rope is None and self.rotary is not None:
+            rope = self.rotary(position_ids)
         for i, layer in enumerate(self.layers):
             layer_cache = None if cache is None else cache[i]
-            seen = mask
-            if mask is not None and self.config.has_state(i):
-                seen = position_ids >= 0  # which positions are no padding: all that a state asks
-            x = layer(x, rope=rope, mask=seen, is_causal=is_causal, cache=layer_cache)
+            x = layer(x, rope=rope, mask=mask, is_causal=is_causal, cache=layer_cache)
         return self.norm(x).to(self.norm.weight.dtype)
 
     def prepare(
@@ -175,7 +150,7 @@ class Decoder(nn.Module):
         Raises: ValueError for shapes that do not fit, before any work is done.
         """
         past = 0 if cache is None else cache.length
-        _check_inputs(input_ids, attention_mask, position_ids, past)
+        check_inputs(input_ids, attention_mask, position_ids, past)
         T, device = input_ids.shape[-1], input_ids.device
         slots = torch.arange(past, past + T, device=device)
         keys = slots if cache is None else cache.key_positions(T)
@@ -183,47 +158,12 @@ class Decoder(nn.Module):
             position_ids = slots[None]
             if attention_mask is not None:  # padding on the left does not count
                 position_ids = (attention_mask.long().cumsum(-1) - 1).clamp(min=0)[:, past:]
-            if self.config.positions == "learned":
-                self.embedding.check(position_ids, past + T)
-        if self.config.stateful and attention_mask is not None:  # -1 is no position
-            position_ids = torch.where(attention_mask[:, past:] == 0, -1, position_ids)
-        if not self.config.attends:
-            return position_ids, attention_mask, False
         window = self.config.sliding_window
         within_reach = len(keys) == past + T and (window is None or past + T <= window)
         if attention_mask is None and within_reach and (past == 0 or T == 1):
             return position_ids, None, T > 1
         valid = None if attention_mask is None else attention_mask.bool()[:, keys.clamp(min=0)]
         return position_ids, build_mask(slots, keys, key_valid=valid, window=window), False
-
-
-def _check_inputs(
-    input_ids: Tensor, attention_mask: Tensor | None, position_ids: Tensor | None, past: int
-) -> None:
-    """Raises: ValueError for shapes that do not fit, before any work is done."""
-    for x in (input_ids, attention_mask, position_ids):
-        if x is not None and not isinstance(x, Tensor):
-            raise ValueError(f"ids, mask and positions must be tensors, not {x!r:.60}")
-    shape = tuple(input_ids.shape)
-    whole = input_ids.dtype in (torch.int64, torch.int32)
-    if input_ids.dim() != 2 or not input_ids.numel() or not whole:
-        raise ValueError(f"input_ids must be int64 or int32 (B, T), not {input_ids.dtype} {shape}")
-    if attention_mask is not None and attention_mask.shape != (shape[0], past + shape[1]):
-        wanted = f"(B, past + T) = {(shape[0], past + shape[1])}"
-        raise ValueError(f"attention_mask {tuple(attention_mask.shape)} should be {wanted}")
-    check_mask(attention_mask)
-    if position_ids is not None and position_ids.shape not in (shape, (1, shape[1])):
-        raise ValueError(f"position_ids {tuple(position_ids.shape)} do not fit input_ids {shape}")
-
-
-def look_up(table: nn.Embedding, ids: Tensor, what: str) -> Tensor:
-    """The rows of a table. Raises: ValueError, on the CPU, for an id that has none."""
-    try:
-        return table(ids)
-    except IndexError:
-        first, last, size = int(ids.min()), int(ids.max()), len(table.weight)
-        wrong = f"{what} {first if first < 0 else last}"
-        raise ValueError(f"{wrong}, but this model has learned only {size} {what}s") from None
 
 
 class CausalLM(nn.Module):
@@ -238,7 +178,7 @@ class CausalLM(nn.Module):
         super().__init__()
         self.config = config
         with torch.random.fork_rng(devices=[]):  # torch's own initial values leave no trace
-            self.model = Decoder(config)
+            self.model: Decoder = (config.family.decoder or Decoder)(config)
             self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self.tie_weights()
         self.reset_parameters(seed)
@@ -274,8 +214,9 @@ class CausalLM(nn.Module):
         cache: KVCache | None = None,
         logits_to_keep: int = 0,
     ) -> Tensor:
-        """Layers and head, once positions and mask are known: what a compiler may take whole."""
-        x = self.model(input_ids, position_ids, mask, is_causal, cache)  # (B, T, C)
+        """Embedding, layers, head, once positions and mask are known; compilers take it whole."""
+        x = self.model.embed(input_ids, position_ids)  # (B, T, C)
+        x = self.model(x, position_ids, mask, is_causal, cache)
         return self.lm_head(x[:, -logits_to_keep:])
 
     def tie_weights(self) -> None:
@@ -298,7 +239,7 @@ class CausalLM(nn.Module):
                 weight.zero_()
         for part in self.model.modules():
             draw: Any = getattr(part, "draw", None)
-            if draw is not None:  # a part that begins in its own way, as a state's decays do
+            if draw is not None:  # a part that begins in its own way
                 draw(generator)
         if not self.config.tie_word_embeddings:
             self.lm_head.weight.normal_(0.0, std, generator=generator)
@@ -324,7 +265,7 @@ class CausalLM(nn.Module):
         layers: Any = self.model.layers
         attention = next((x.self_attn for x in layers if hasattr(x, "self_attn")), None)
         usual = c.num_key_value_heads, c.head_dim, c.head_dim
-        heads, key, value = getattr(attention, "cache_shape", usual)
+        heads, key, value = getattr(attention, "cache_shape", usual)  # of one's own: what it says
         shape: dict[str, Any] = {
             "num_layers": c.num_hidden_layers,
             "batch_size": batch_size,
@@ -350,10 +291,8 @@ class CausalLM(nn.Module):
     def packed(self, ways: Any = None) -> "CausalLM":
         """A copy for generation, the same numbers sooner on a CPU; see `minillm.fast.packed`.
 
-        It costs the memory of the weights again (and once more for the products of long prompts),
-        and does not follow this model: after more training, pack anew. How it multiplies is
-        measured, or said by `ways`: those of another copy, or "linear".
-        Raises: ValueError for a family whose layers are built otherwise, and for changed parts.
+        It takes the memory of the weights again, and does not follow this model: pack it anew after
+        more training.
         """
         from minillm.fast.packed import PackedLM
 
@@ -369,53 +308,9 @@ class CausalLM(nn.Module):
     def num_parameters(
         self, *, only_trainable: bool = False, exclude_embeddings: bool = False
     ) -> int:
-        """Numbers in the weights, frozen ones included; see `count_parameters`."""
+        """Numbers in the weights, frozen ones included; see `minillm.counting`."""
         return count_parameters(self, only_trainable, exclude_embeddings)
 
     def flops_per_token(self, context_length: int = 0) -> int:
-        """Operations of one forward pass for one token that reads `context_length` keys.
-
-        Two for each weight of a matrix product, two for each number of a key and of a value that is
-        read; norms, activations and the embedding's look-up are left out. Training costs three
-        times as much.
-        """
-        c = self.config
-        products = (nn.Linear, nn.Conv1d)
-        linear = sum(m.weight.numel() for m in self.modules() if isinstance(m, products))
-        layers: Any = self.model.layers
-        parts: list[Any] = [*self.modules()]
-        linear += sum(part.active_weights() for part in parts if hasattr(part, "active_weights"))
-        read = 0
-        for layer in layers:
-            if hasattr(layer, "state_numbers"):  # each number of a state decays and is read
-                linear += 2 * layer.state_numbers
-            else:  # of each key and value; some attentions compare with more than they cache
-                usual = 2 * c.head_dim * c.num_attention_heads
-                read += getattr(layer.self_attn, "numbers_read", usual)
-        return 2 * (linear + read * context_length)
-
-
-def count_parameters(
-    model: nn.Module, only_trainable: bool = False, exclude_embeddings: bool = False
-) -> int:
-    """Numbers in the weights of any model; a matrix that serves in two places counts once.
-
-    `only_trainable` leaves out what is frozen, as LoRA freezes all but its adapters;
-    `exclude_embeddings` the tables of tokens and positions, with a head that is one of them.
-    """
-    tables = [part.weight for part in model.modules() if isinstance(part, nn.Embedding)]
-    left_out = set(tables) if exclude_embeddings else set()
-    counted = (p for p in model.parameters() if p.requires_grad or not only_trainable)
-    return sum(p.numel() for p in counted if p not in left_out)
-
-
-def product_dtype(weight: Tensor) -> torch.dtype:
-    """The dtype of a product with this weight: its own, or that of `torch.autocast` around us."""
-    kind = weight.device.type
-    if weight.dtype == torch.float64:
-        return weight.dtype
-    # Torch 2.11 cannot compile the question; who compiles for a device has one that knows autocast.
-    known = torch.compiler.is_compiling() or torch.amp.is_autocast_available(kind)
-    if known and torch.is_autocast_enabled(kind):
-        return torch.get_autocast_dtype(kind)
-    return weight.dtype
+        """Operations for one token that reads `context_length` keys; see `minillm.counting`."""
+        return count_operations(self, context_length)

@@ -1,6 +1,5 @@
-"""The model of chapter 07 that later chapters open; the scoreboard."""
+"""The model of chapter 07 that later chapters open."""
 
-import json
 import sys
 from pathlib import Path
 
@@ -52,13 +51,3 @@ def test_others_open_it_too(kept):
     ids = torch.tensor([tokenizer.encode("Once upon a time")])
     with torch.no_grad():
         torch.testing.assert_close(theirs(ids).logits, model(ids), rtol=1e-4, atol=1e-4)
-
-
-def test_the_scoreboard_says_what_the_pages_print():
-    for line in json.loads((ROOT / "assets" / "scoreboard.json").read_text(encoding="utf-8")):
-        page = json.loads(
-            (ROOT / "notebooks" / f"{line['page']}.ipynb").read_text(encoding="utf-8")
-        )
-        outputs = [o for c in page["cells"] for o in c.get("outputs", [])]
-        printed = "".join("".join(o.get("text", "")) for o in outputs)
-        assert line["floors"] in printed, line

@@ -11,7 +11,8 @@ import torch
 
 from minillm.checks import check_mask, check_texts, check_utf8, quoted, texts_of
 from minillm.config import ModelConfig
-from minillm.generation.decoding import StoppingCriteria, generate
+from minillm.generation.decoding import generate
+from minillm.generation.stream import StopStrings
 from minillm.model import CausalLM
 from minillm.models.pictures import PictureConfig, PictureLM
 from minillm.models.qwen_vl import QwenVisionConfig, QwenVL, QwenVLConfig
@@ -161,7 +162,7 @@ ANSWER = "{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration
 HOLDS_HALF = {
     "a token": lambda text: BPETokenizer.train("a", 300, special_tokens=[text]),
     "the chat template": lambda text: BPETokenizer(TOKENIZER.ranks, "a", chat_template=text),
-    "a stop string": lambda text: StoppingCriteria(None, text, TOKENIZER, CONFIG),
+    "a stop string": lambda text: StopStrings(None, text, TOKENIZER, CONFIG),
     r"messages\[0\]\['content'\]": lambda text: conversation_example(
         BPETokenizer(TOKENIZER.ranks, GPT4_PATTERN, chat_template=ANSWER),
         [{"role": "assistant", "content": text}],

@@ -11,7 +11,8 @@ from family_checkpoints import CONFIGS
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from minillm.config import FAMILIES, ModelConfig, family_of
+from minillm.config import ModelConfig
+from minillm.family import FAMILIES, family_of
 from minillm.model import CausalLM
 from minillm.pretrained.presets import PRESETS
 

@@ -31,12 +31,21 @@ CORE = {
     "model": 10,
     "generation.decoding": 10,
 }
-SERVES_ALL = {"checks", "device", "fence", "fence_worker", "files", "modes"}  # from anywhere
+SERVES_ALL = {  # from anywhere
+    "checks",
+    "counting",
+    "device",
+    "family",
+    "fence",
+    "fence_worker",
+    "files",
+    "modes",
+}
 
 # Which rooms a room may import at the top of its files; what it looks up when asked is free.
 MAY_IMPORT = {
     "cache": "",
-    "config": "nn",
+    "config": "",
     "model": "cache config nn",
     "ngram": "",
     "nn": "cache",
@@ -188,9 +197,9 @@ def test_the_core_imports_only_the_core_of_earlier_chapters(module):
     assert later == [], f"{module} (chapter {CORE[module]}) builds on a later chapter: {later}"
 
 
-def test_what_serves_all_needs_nothing_of_ours():
+def test_what_serves_all_needs_nothing_else_of_ours():
     for module in SERVES_ALL:
-        assert imported_at_the_top(TREES[module]) == set()
+        assert imported_at_the_top(TREES[module]) <= SERVES_ALL
 
 
 def test_from_text_to_token_and_weights_takes_few_files():

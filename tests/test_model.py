@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from minillm.config import FAMILIES, ModelConfig
+from minillm.config import ModelConfig
+from minillm.family import FAMILIES
 from minillm.model import CausalLM
 from minillm.nn.lora import add_lora
 
@@ -211,8 +212,8 @@ def test_padding_does_not_count_among_learned_positions():
 def test_what_few_models_want_is_imported_when_it_is_wanted():
     code = (
         "import sys, torch, minillm.generation.decoding as d\n"
-        "from minillm.config import ModelConfig\n"
-        "m = d.CausalLM(ModelConfig(64, 16, 1, 2, 24))\n"
+        "from minillm.config import ModelConfig\nfrom minillm.model import CausalLM\n"
+        "m = CausalLM(ModelConfig(64, 16, 1, 2, 24))\n"
         "d.generate(m, torch.zeros(1, 2, dtype=torch.long), max_new_tokens=2)\n"
         "print(*sorted(sys.modules))"
     )

@@ -101,6 +101,38 @@ def test_the_first_page_and_the_last(path):
     assert f'sync("{name(path)}")' in code(path)[-1]["source"]
 
 
+def minutes(path: Path) -> float:
+    """An estimate: 170 words or 12 lines of code a minute, up to the exercises."""
+    words = lines = 0
+    for cell in load(path):
+        if cell["cell_type"] == "code":
+            lines += len(cell["source"].splitlines())
+            continue
+        before, exercises, _ = cell["source"].partition("## Exercises")
+        words += len(before.split())
+        if exercises:
+            break
+    return words / 170 + lines / 12
+
+
+@pytest.mark.parametrize("path", SPINE[1:8], ids=name)
+def test_the_head_of_a_chapter_shows_the_map_and_the_minutes(path):
+    head = load(path)[0]["source"]
+    assert f"](../assets/map/{path.name[:2]}.png)" in head
+    assert (ROOT / "assets" / "map" / f"{path.name[:2]}.png").is_file()
+    (said,) = re.findall(r"Reading takes about (\d+) minutes", head)
+    assert abs(int(said) - minutes(path)) <= 4
+
+
+def test_the_scoreboard_is_made_of_lines_that_pages_measure():
+    lines = json.loads((ROOT / "assets" / "scoreboard.json").read_text(encoding="utf-8"))
+    pages = {p.name[:2]: "".join(c["source"] for c in code(p)) for p in SPINE}
+    for chapter in sorted({chapter for chapter, *_ in lines}):
+        assert f'scoreboard("{chapter}", ' in pages[chapter], chapter
+    for chapter, model, _, floors in lines:
+        assert float(floors) >= 1 and f'"{model}"' in pages[chapter], model
+
+
 @course
 def test_there_is_a_picture_and_all_are_drawn_here(path):
     pictures = [

@@ -9,8 +9,8 @@ from pretended_device import PretendedDevice, same_there
 
 from minillm.config import ModelConfig
 from minillm.generation.conversation import Conversation
-from minillm.generation.decoding import stream_text
 from minillm.generation.sampling import Sampler
+from minillm.generation.stream import stream_text
 from minillm.model import CausalLM
 from minillm.models.pictures import PictureLM
 from minillm.models.vision import VisionTransformer

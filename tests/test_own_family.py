@@ -13,7 +13,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from minillm.checks import POSITIVE
-from minillm.config import FAMILIES, Family, ModelConfig
+from minillm.config import ModelConfig
+from minillm.family import FAMILIES, Family
 from minillm.generation.decoding import generate
 from minillm.model import CausalLM, llama_mlp, make_part
 from minillm.nn.attention import attention

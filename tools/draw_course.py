@@ -1,6 +1,7 @@
 """Draw the course as one picture: which chapter builds which part of the model.
 
-python tools/draw_course.py        writes assets/course.png, which the README shows
+python tools/draw_course.py    writes assets/course.png for the README, and assets/map/01.png
+                               to 10.png, which stand at the head of the chapters
 """
 
 from __future__ import annotations
@@ -112,6 +113,54 @@ def draw() -> plt.Figure:
     return fig
 
 
+# the map at the head of a chapter: x, y, width, text, the chapters that build it
+MAP = [
+    (0.0, 1.0, 1.0, "text", ()),
+    (1.35, 1.0, 1.55, "tokenizer", ("02",)),
+    (3.25, 1.0, 1.65, "embedding", ("03",)),
+    (5.45, 1.0, 1.1, "heads", ("04",)),
+    (6.85, 1.0, 1.4, "rotation", ("05",)),
+    (8.55, 1.0, 1.5, "attention", ("03",)),
+    (10.35, 1.0, 2.1, "norms, MLP", ("06",)),
+    (12.95, 1.0, 1.0, "head", ("06",)),
+    (14.25, 1.0, 1.45, "sampler", ("09",)),
+    (16.0, 1.0, 1.2, "text", ()),
+    (0.0, 2.6, 3.6, "n-grams, the floor", ("01",)),
+    (4.9, 2.6, 1.65, "training", ("07",)),
+    (8.4, 2.6, 1.8, "KV cache", ("08",)),
+    (13.6, 2.6, 3.6, "the whole model", ("10",)),
+]
+
+
+def draw_map(here: str) -> plt.Figure:
+    """The model from left to right; what the chapter builds is dark, later parts are pale."""
+    fig, ax = figure(width=8.8, height=1.25)
+    style = {"arrowstyle": "-|>", "color": COLORS[5], "shrinkA": 0, "shrinkB": 0}
+    row = [entry for entry in MAP if entry[1] == 1.0]
+    for (x, y, width, *_), (after, *_) in itertools.pairwise(row):
+        ax.annotate("", (after, y), (x + width, y), arrowprops=style, zorder=1)
+    frame = {"fill": False, "ec": COLORS[5], "linestyle": "--", "linewidth": 1}
+    ax.add_patch(plt.Rectangle((5.2, 0.3), 7.5, 1.4, **frame))
+    ax.text(12.6, 0.1, "one layer, L times", fontsize=7, va="top", ha="right", color="0.4")
+    for x, y, width, name, chapters in MAP:
+        current, done = here in chapters, all(number <= here for number in chapters)
+        color = COLORS[1] if current else BLUE if done and chapters else "white"
+        ink = "white" if current else "black" if done else "0.6"
+        box = plt.Rectangle((x, y - 0.45), width, 0.9, fc=color, ec="0.6" if done else "0.8")
+        ax.add_patch(box)
+        label = f"{chapters[0]} {name}" if chapters else name
+        weight = "bold" if current else "normal"
+        ax.text(x + width / 2, y, label, ha="center", va="center", fontsize=7.5, color=ink,
+                weight=weight, zorder=3)  # fmt: skip
+    ax.axis("off")
+    ax.set(xlim=(-0.1, 17.3), ylim=(-0.35, 3.15))
+    return fig
+
+
 if __name__ == "__main__":
     with replacing(ROOT / "assets" / "course.png") as temporary:
         draw().savefig(temporary, dpi=110)
+    (ROOT / "assets" / "map").mkdir(exist_ok=True)
+    for number in range(1, 11):
+        with replacing(ROOT / "assets" / "map" / f"{number:02d}.png") as temporary:
+            draw_map(f"{number:02d}").savefig(temporary, dpi=110)

@@ -693,7 +693,7 @@ def finish_run_info(
 
 def generate_texts(a: argparse.Namespace) -> None:
     """Print texts that the model of a folder writes; of several processes, the first prints."""
-    from minillm.generation.decoding import context_length
+    from minillm.checks import context_length
     from minillm.training import distributed
 
     drawn_by = sampler(a)
@@ -725,12 +725,13 @@ def _new_tokens(asked: int | None, length: int, context: int) -> int:
 
 
 def sampler(a: argparse.Namespace) -> Any:
-    """The sampler of the options, which are called as its fields."""
+    """The sampler of the options, which are called as its fields (all but `steps`)."""
     from dataclasses import fields
 
     from minillm.generation.sampling import Sampler
 
-    return Sampler(**{field.name: getattr(a, field.name) for field in fields(Sampler)})
+    names = {field.name for field in fields(Sampler)} - {"steps"}
+    return Sampler(**{name: getattr(a, name) for name in names})
 
 
 def chat(a: argparse.Namespace) -> None:

@@ -20,12 +20,12 @@ SHAPES: dict[str, tuple[int, ...] | str] = {
     "x @ torch.zeros(3, 4)": "error",
 }
 HINTS = {
-    "x[0]": "an index takes one element of a direction, and that direction disappears",
-    "x[:, 1:]": "a slice keeps its direction, however many elements are left",
-    "x.mean(dim=1, keepdim=True)": "keepdim leaves the direction in place, with size 1",
-    "x.transpose(1, 2)": "the directions are counted from 0: 1 and 2 change places",
+    "x[0]": "an index takes one element of a dimension, and that dimension disappears",
+    "x[:, 1:]": "a slice keeps its dimension, however many elements are left",
+    "x.mean(dim=1, keepdim=True)": "keepdim leaves the dimension in place, with size 1",
+    "x.transpose(1, 2)": "the dimensions are counted from 0: 1 and 2 change places",
     "x + torch.zeros(3, 1)": "align the shapes at the right; size 1 is stretched",
-    "x @ torch.zeros(4, 7)": "the last direction meets the first of the matrix and disappears",
+    "x @ torch.zeros(4, 7)": "the last dimension meets the first of the matrix and disappears",
     "x @ torch.zeros(3, 4)": "which two sizes meet in the middle, and are they equal?",
 }
 
@@ -33,7 +33,7 @@ HINTS = {
 @exercise(
     "00.1",
     "fill in the seven shapes; read each from the outside in",
-    "an index removes a direction, a slice keeps it, size 1 is stretched, the middle disappears",
+    "an index removes a dimension, a slice keeps it, size 1 is stretched, the middle disappears",
 )
 def shapes(answer: Any) -> str | None:
     if (answer := as_given(answer, SHAPES)) is None:

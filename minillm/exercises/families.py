@@ -55,8 +55,8 @@ def _follows(answer: Any) -> str | None:
 
 @exercise(
     "10_families.2",
-    "draw the rows for two groups, then name the directions (group, row in the group, D, C)",
-    "a fused matrix is read by naming its directions, and only its writer knows their order",
+    "draw the rows for two groups, then name the dimensions (group, row in the group, D, C)",
+    "a fused matrix is read by naming its dimensions, and only its writer knows their order",
 )
 def _split(answer: Callable[[Tensor, int, int, int], Any]) -> str | None:
     for heads, groups, dim, size in ((4, 2, 3, 5), (6, 3, 2, 4), (5, 1, 2, 3), (3, 3, 2, 3)):

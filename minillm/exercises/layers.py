@@ -202,7 +202,7 @@ PREDICTED: dict[str, tuple[bool | int, str]] = {  # each with what to ask onesel
     "LayerNorm(x + 5) equals LayerNorm(x)": (True, "what does LayerNorm do to the mean?"),
     "LayerNorm of a token changes with its neighbours": (
         False,
-        "over which direction is its mean taken?",
+        "over which dimension is its mean taken?",
     ),
     "if every branch gives 0, a pre-norm layer gives x": (
         True,

@@ -14,7 +14,15 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["COLORS", "attention_map", "figure", "html_tokens", "label_lines", "show_tokens"]
+__all__ = [
+    "COLORS",
+    "attention_map",
+    "figure",
+    "html_tokens",
+    "label_lines",
+    "shaded_text",
+    "show_tokens",
+]
 
 # Dark to light: the order survives printing in grey. Use with LINE_STYLES when lines cross.
 COLORS = ("#1b3a6b", "#c4472b", "#2f8f83", "#d99a2b", "#7a5195", "#8a8d91")
@@ -120,6 +128,43 @@ def attention_map(
             color = "white" if value > 0.55 else "black"
             ax.text(column, row, f"{value:.2f}", ha="center", va="center", color=color, fontsize=8)
     return ax
+
+
+def shaded_text(
+    pieces: Sequence[str], values: Sequence[float], *, most: float, unit: str, columns: int = 92
+) -> None:
+    """Draw a text whose pieces are the darker the larger their value; at `most` the darkest.
+
+    Raises: ValueError if there are not as many values as pieces.
+    """
+    places: list[tuple[float, float, str, float]] = []
+    row = column = 0
+    for piece, value in zip(pieces, values, strict=True):
+        if column and column + len(piece) > columns:
+            row, column, piece = row + 1, 0, piece.lstrip()
+        places.append((row, column, piece, value))
+        column += len(piece)
+    _, ax = figure(width=8.6, height=0.24 * (row + 2.6))
+    legend = [0, most / 4, most / 2, most]
+    texts = [f" {value:g}{' or more' if value == most else ''} " for value in legend]
+    starts = [sum(map(len, texts[:i])) + i for i in range(len(texts))]
+    places += [(-1.6, start, t, v) for start, t, v in zip(starts, texts, legend, strict=True)]
+    ax.text(starts[-1] + len(texts[-1]) + 1, -1.6, unit, va="center", fontsize=9)
+    for y, x, piece, value in places:
+        color = (196 / 255, 71 / 255, 43 / 255, min(max(value, 0) / most, 1) * 0.75)
+        ax.add_patch(_rectangle(x, y - 0.45, len(piece), 0.9, color))
+        for i, letter in enumerate(piece):
+            ax.text(
+                x + i + 0.5, y, letter, ha="center", va="center", fontsize=10, family="monospace"
+            )
+    ax.set(xlim=(0, columns), ylim=(row + 0.6, -2.2))
+    ax.axis("off")
+
+
+def _rectangle(x: float, y: float, width: float, height: float, color: Any) -> Any:
+    from matplotlib.patches import Rectangle
+
+    return Rectangle((x, y), width, height, color=color, linewidth=0)
 
 
 def visible(text: str) -> str:

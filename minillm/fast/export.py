@@ -20,8 +20,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 
+from minillm.checks import context_length
 from minillm.files import replacing, transaction
-from minillm.generation.decoding import context_length
 from minillm.model import CausalLM
 from minillm.nn.attention import build_mask
 

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-__all__ = ["MOST_ROWS", "PANEL", "pack_panels", "panel_product", "settled", "step_attention"]
+__all__ = ["MOST_ROWS", "PANEL", "materialized", "pack_panels", "panel_product", "step_attention"]
 
 PANEL = 16  # outputs in a panel: the float32 numbers in a register of 512 bits
 
@@ -25,7 +25,7 @@ def pack_panels(weight: Tensor) -> Tensor:
     return padded.view(-1, PANEL, weight.shape[1]).transpose(1, 2).contiguous()
 
 
-def settled(x: Tensor) -> Tensor:
+def materialized(x: Tensor) -> Tensor:
     """x itself; a compiler writes it to memory here, and does not compute it again later."""
     x = x.contiguous()
     return x.as_strided(x.shape, x.stride())
@@ -36,10 +36,10 @@ def panel_product(x: Tensor, panels: Tensor, outputs: int) -> Tensor:
 
     Shape: x (B, in), panels (panels, in, 16) -> (B, outputs).
     """
-    columns = settled(x.float().t())  # (in, B): what a weight is multiplied by lies together
+    columns = materialized(x.float().t())  # (in, B): what a weight is multiplied by lies together
     wide = panels.float()
     sums = [(wide * column[:, None]).sum(1) for column in columns.unbind(1)]
-    return settled(torch.cat(sums).view(len(x), -1).to(x.dtype))[:, :outputs]
+    return materialized(torch.cat(sums).view(len(x), -1).to(x.dtype))[:, :outputs]
 
 
 def step_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float) -> Tensor:
@@ -52,7 +52,7 @@ def step_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: 
     scores = torch.stack([(k * row[:, :, None]).sum(-1) for row in q.unbind(2)], 2) * scale
     if mask is not None:
         scores = scores.masked_fill(~mask, -torch.inf)
-    weights = settled((scores - scores.amax(-1, keepdim=True)).exp())  # (B, G, R, S)
+    weights = materialized((scores - scores.amax(-1, keepdim=True)).exp())  # (B, G, R, S)
     pieces = v.split(PANEL, -1)
     sums = [(p * w[..., None]).sum(2) for w in weights.unbind(2) for p in pieces]
     total = weights.sum(-1, keepdim=True)

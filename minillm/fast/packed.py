@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from minillm.cache.base import CacheLayer, KVCache
-from minillm.fast.kernels import MOST_ROWS, pack_panels, panel_product, settled, step_attention
+from minillm.fast.kernels import MOST_ROWS, materialized, pack_panels, panel_product, step_attention
 from minillm.model import CausalLM
 from minillm.nn.attention import attention
 from minillm.nn.layers import ACTIVATIONS, DecoderLayer, GatedMLP, RMSNorm
@@ -251,7 +251,7 @@ def normalized_product(
     """
     if not matrix.takes_panels(x):
         return matrix(normalize(x, eps), plus)
-    y = (matrix(x) / settled(row_norms(x, eps))).to(x.dtype)
+    y = (matrix(x) / materialized(row_norms(x, eps))).to(x.dtype)
     return y if plus is None else y + plus
 
 

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from minillm.generation.decoding import stream_text
 from minillm.generation.sampling import GREEDY
+from minillm.generation.stream import stream_text
 from minillm.model import CausalLM
 
 __all__ = ["ContextFullError", "Conversation", "common_prefix"]

@@ -11,8 +11,10 @@ import torch
 from torch import Tensor
 
 from minillm.cache.base import KVCache
-from minillm.generation.decoding import FROM_CONFIG, StoppingCriteria, check_prompt
-from minillm.generation.sampling import GREEDY, Sampler, draw, to_float64
+from minillm.checks import check_prompt
+from minillm.device import to_float64
+from minillm.generation.decoding import FROM_CONFIG, StoppingCriteria
+from minillm.generation.sampling import GREEDY, Sampler, draw
 from minillm.model import CausalLM
 from minillm.modes import EvalMode
 
@@ -131,7 +133,7 @@ def speculative_generate(
     if num_draft < 0:
         raise ValueError(f"num_draft must not be negative: {num_draft}")
     generator = sampler.stream(0) if generator is None else generator
-    stopping = StoppingCriteria(eos_token_id, None, None, model.config)
+    stopping = StoppingCriteria(eos_token_id, model.config)
     caches = [m.make_cache(batch_size=1) for m in (model, draft)]
     ids, end = input_ids, input_ids.shape[1] + max_new_tokens
     with EvalMode(model, draft):

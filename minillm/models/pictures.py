@@ -9,6 +9,7 @@ does, `GatedCrossAttentionLayer` is the layer of Llama 3.2 Vision (Mllama).
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,21 +18,20 @@ from torch import Tensor, nn
 from minillm.cache.base import KVCache
 from minillm.checks import check_input, check_sizes
 from minillm.config import ModelConfig
+from minillm.counting import count_parameters
 from minillm.generation.decoding import generate
-from minillm.model import CausalLM, count_parameters
+from minillm.model import CausalLM
 from minillm.models.vision import VisionConfig, VisionTransformer, check_floats
 from minillm.modes import EvalMode
-from minillm.nn.attention import attention
+from minillm.nn.cross import CrossAttention
 from minillm.nn.layers import ACTIVATIONS, GatedMLP, RMSNorm
-from minillm.nn.multihead import merge_heads, split_heads
 
 __all__ = [
-    "Beholder",
     "GatedCrossAttentionLayer",
-    "PictureAttention",
     "PictureConfig",
     "PictureLM",
     "Projector",
+    "Prompt",
     "put_pictures",
 ]
 
@@ -203,8 +203,7 @@ class PictureLM(nn.Module):
             features = self.picture_features(pixels)
         x = decoder.embed(input_ids, positions)
         x = put_pictures(x, input_ids, self.config.image_token_index, features)
-        rope = None if decoder.rotary is None else decoder.rotary(positions)
-        x = decoder.transform(x, rope, positions, mask, is_causal, cache)  # (B, T, C)
+        x = decoder(x, positions, mask, is_causal, cache)  # (B, T, C)
         return self.language_model.lm_head(x[:, -logits_to_keep:])
 
     @torch.no_grad()
@@ -221,13 +220,12 @@ class PictureLM(nn.Module):
             raise ValueError("compile=True: a step of a PictureLM cannot be compiled")
         with EvalMode(self):
             features = None if pixels is None else self.picture_features(pixels)
-        reader: Any = Beholder(self, features)
-        return generate(reader, input_ids, **options)
+        return generate(Prompt(self, features), input_ids, **options)
 
     def num_parameters(
         self, *, only_trainable: bool = False, exclude_embeddings: bool = False
     ) -> int:
-        """Numbers in the weights, frozen ones included; see `minillm.model.count_parameters`."""
+        """Numbers in the weights, frozen ones included; see `minillm.counting`."""
         return count_parameters(self, only_trainable, exclude_embeddings)
 
     @classmethod
@@ -244,7 +242,7 @@ class PictureLM(nn.Module):
         save_llava(self, folder)
 
 
-class Beholder:
+class Prompt:
     """A model with the pictures it looks at: for `generate`, a language model like any other."""
 
     def __init__(self, model: PictureLM, features: Tensor | None) -> None:
@@ -259,61 +257,6 @@ class Beholder:
         logits = self.model(input_ids, features=features, cache=cache, **options)
         logits[..., self.model.config.image_token_index] = -torch.inf
         return logits
-
-
-class PictureAttention(nn.Module):
-    """Cross-attention with shared key heads, no biases, and normalised queries and keys.
-
-    `keys_values` reads the picture, once; `forward` asks it as often as there is a new token.
-
-    Args:
-        num_kv_heads: num_heads if not given.
-        eps: of the norms of queries and keys, one norm each, over a head.
-    Raises: ValueError if the sizes do not fit each other.
-    Source: the cross-attention of Llama 3.2 Vision.
-    """
-
-    def __init__(
-        self,
-        hidden_size: int,
-        num_heads: int,
-        *,
-        num_kv_heads: int | None = None,
-        eps: float = 1e-5,
-    ) -> None:
-        super().__init__()
-        G = num_heads if num_kv_heads is None else num_kv_heads
-        check_sizes(hidden_size=hidden_size, num_heads=num_heads, num_kv_heads=G)
-        if hidden_size % num_heads:
-            raise ValueError(f"{hidden_size=} is no multiple of {num_heads=}")
-        if num_heads % G:
-            raise ValueError(f"{num_heads} query heads cannot share {G} key heads equally")
-        D = hidden_size // num_heads
-        self.hidden_size, self.num_heads, self.num_kv_heads = hidden_size, num_heads, G
-        self.q_proj = nn.Linear(hidden_size, hidden_size, bias=False)
-        self.k_proj = nn.Linear(hidden_size, G * D, bias=False)
-        self.v_proj = nn.Linear(hidden_size, G * D, bias=False)
-        self.o_proj = nn.Linear(hidden_size, hidden_size, bias=False)
-        self.q_norm, self.k_norm = RMSNorm(D, eps=eps), RMSNorm(D, eps=eps)
-
-    def keys_values(self, features: Tensor) -> tuple[Tensor, Tensor]:
-        """What the text will read. Shape: (B, S, C) -> (B, G, S, D) twice."""
-        check_floats("features", features)
-        check_input(features, self.hidden_size)
-        k, v = (split_heads(p(features), self.num_kv_heads) for p in (self.k_proj, self.v_proj))
-        return self.k_norm(k).to(v.dtype), v
-
-    def forward(
-        self, x: Tensor, keys_values: tuple[Tensor, Tensor], *, mask: Tensor | None = None
-    ) -> Tensor:
-        """Let each token read the picture; one that may read nothing gets zeros.
-
-        Shape: x (B, T, C), mask bool, broadcastable to (B, H, T, S) -> (B, T, C).
-        """
-        check_input(x, self.hidden_size)
-        k, v = keys_values
-        q = self.q_norm(split_heads(self.q_proj(x), self.num_heads)).to(v.dtype)
-        return self.o_proj(merge_heads(attention(q, k, v, mask=mask)))
 
 
 class GatedCrossAttentionLayer(nn.Module):
@@ -341,8 +284,12 @@ class GatedCrossAttentionLayer(nn.Module):
         super().__init__()
         check_sizes(hidden_size=hidden_size, intermediate_size=intermediate_size)
         self.input_layernorm = RMSNorm(hidden_size, eps=eps)
-        self.cross_attn = PictureAttention(
-            hidden_size, num_heads, num_kv_heads=num_kv_heads, eps=eps
+        self.cross_attn = CrossAttention(
+            hidden_size,
+            num_heads,
+            num_kv_heads=num_kv_heads,
+            bias=False,
+            qk_norm=partial(RMSNorm, eps=eps),
         )
         self.cross_attn_attn_gate = nn.Parameter(torch.zeros(1))
         self.post_attention_layernorm = RMSNorm(hidden_size, eps=eps)
@@ -351,6 +298,7 @@ class GatedCrossAttentionLayer(nn.Module):
 
     def keys_values(self, features: Tensor) -> tuple[Tensor, Tensor]:
         """What the text will read, to be kept while it grows. Shape: (B, S, C) -> (B, G, S, D)."""
+        check_floats("features", features)
         return self.cross_attn.keys_values(features)
 
     def forward(

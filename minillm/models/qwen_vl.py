@@ -18,8 +18,9 @@ from torch import Tensor, nn
 from minillm.cache.base import KVCache
 from minillm.checks import check_mask
 from minillm.config import ModelConfig
+from minillm.counting import count_parameters
 from minillm.generation.decoding import generate
-from minillm.model import CausalLM, count_parameters
+from minillm.model import CausalLM
 from minillm.models.vision import check_floats
 from minillm.modes import EvalMode
 from minillm.nn.layers import ACTIVATIONS, MLP, LayerNorm
@@ -28,7 +29,7 @@ from minillm.nn.rope import RotaryEmbedding, Rotation, rope_periods
 
 __all__ = [
     "PatchMerger",
-    "QwenPrompt",
+    "Prompt",
     "QwenVL",
     "QwenVLConfig",
     "QwenVisionConfig",
@@ -416,7 +417,7 @@ class QwenVL(nn.Module):
         grids: Tensor | None = None,
         *,
         attention_mask: Tensor | None = None,
-    ) -> "QwenPrompt":
+    ) -> "Prompt":
         """Look at the pictures, once, and put what was seen in the places held for it.
 
         Shape: ids and mask (B, T); pixels (patches, numbers) and grids (pictures, 3) of all
@@ -443,7 +444,7 @@ class QwenVL(nn.Module):
             if attention_mask is not None:
                 here = here & attention_mask.bool()
             x = x.masked_scatter(here[..., None], self.visual(pixels, grids).to(x.dtype))
-        return QwenPrompt(self, x, positions, delta)
+        return Prompt(self, x, positions, delta)
 
     def forward(
         self,
@@ -480,7 +481,7 @@ class QwenVL(nn.Module):
         if options.get("compile"):
             raise ValueError("compile=True is for CausalLM: a QwenVL is not compiled")
         with torch.inference_mode(), EvalMode(self):
-            prompt: Any = self.read(input_ids, pixels, grids, attention_mask=attention_mask)
+            prompt = self.read(input_ids, pixels, grids, attention_mask=attention_mask)
         return generate(
             prompt,
             input_ids,
@@ -492,7 +493,7 @@ class QwenVL(nn.Module):
     def num_parameters(
         self, *, only_trainable: bool = False, exclude_embeddings: bool = False
     ) -> int:
-        """Numbers in the weights, frozen ones included; see `minillm.model.count_parameters`."""
+        """Numbers in the weights, frozen ones included; see `minillm.counting`."""
         return count_parameters(self, only_trainable, exclude_embeddings)
 
     @classmethod
@@ -509,7 +510,7 @@ class QwenVL(nn.Module):
         save(self, folder)
 
 
-class QwenPrompt:
+class Prompt:
     """Texts whose pictures have been looked at: for `generate`, a language model like any other.
 
     It holds what must outlive the first step: the vectors and positions of the prompt, and `delta`,
@@ -544,5 +545,5 @@ class QwenPrompt:
         positions = self.positions[:, :, past : past + known]
         positions = torch.cat((positions, later.expand(3, -1, -1)), 2)
         rope = mrope(rotary, positions, self.model.config.mrope_section)
-        x = language.model.transform(x, rope, text, mask, is_causal, cache)
+        x = language.model(x, text, mask, is_causal, cache, rope)
         return language.lm_head(x[:, -logits_to_keep:])

@@ -17,69 +17,28 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from minillm.cache.base import KVCache, make_cache
-from minillm.checks import check_input, check_mask, check_sizes
-from minillm.generation.decoding import check_prompt, generate
+from minillm.checks import check_mask, check_prompt
+from minillm.counting import count_parameters
+from minillm.device import product_dtype
+from minillm.generation.decoding import generate
 from minillm.generation.sampling import GREEDY, end_ids
-from minillm.model import count_parameters, product_dtype
 from minillm.modes import EvalMode
-from minillm.nn.attention import attention, build_mask
+from minillm.nn.attention import build_mask
+from minillm.nn.cross import CrossAttention
 from minillm.nn.layers import ACTIVATIONS, LayerNorm
-from minillm.nn.multihead import MultiHeadAttention, SupportsUpdate, merge_heads, split_heads
+from minillm.nn.multihead import MultiHeadAttention, SupportsUpdate
 
 __all__ = [
-    "CrossAttention",
     "DecoderLayer",
+    "EncodedSource",
     "EncoderDecoder",
     "EncoderLayer",
-    "Memory",
+    "Prompt",
     "Seq2SeqConfig",
     "Stack",
-    "Writer",
     "shift_right",
     "sinusoids",
 ]
-
-
-class CrossAttention(nn.Module):
-    """Attention whose queries come from one text, and whose keys and values come from another.
-
-    `keys_values` reads the other text, once; `forward` asks it as often as there is a new query.
-    Nothing is stored here, and nothing grows.
-
-    Raises: ValueError if the sizes do not fit each other.
-    Source: Vaswani et al. 2017, section 3.2.3, "encoder-decoder attention".
-    """
-
-    def __init__(self, hidden_size: int, num_heads: int, *, dropout: float = 0.0) -> None:
-        super().__init__()
-        check_sizes(hidden_size=hidden_size, num_heads=num_heads)
-        if hidden_size % num_heads:
-            raise ValueError(f"{hidden_size=} is no multiple of {num_heads=}")
-        self.hidden_size, self.num_heads, self.dropout = hidden_size, num_heads, dropout
-        self.q_proj = nn.Linear(hidden_size, hidden_size)
-        self.k_proj = nn.Linear(hidden_size, hidden_size)
-        self.v_proj = nn.Linear(hidden_size, hidden_size)
-        self.o_proj = nn.Linear(hidden_size, hidden_size)
-
-    def keys_values(self, source: Tensor) -> tuple[Tensor, Tensor]:
-        """What queries will read. Shape: (B, S, C) -> (B, H, S, D) twice."""
-        check_input(source, self.hidden_size)
-        k, v = (split_heads(proj(source), self.num_heads) for proj in (self.k_proj, self.v_proj))
-        return k, v
-
-    def forward(
-        self, x: Tensor, keys_values: tuple[Tensor, Tensor], *, mask: Tensor | None = None
-    ) -> Tensor:
-        """Let each position of x read the other text.
-
-        Shape: x (B, T, C), keys and values (B, H, S, D), mask bool, broadcastable to (B, H, T, S),
-            True = may read -> (B, T, C).
-        Raises: ValueError if they do not fit.
-        """
-        check_input(x, self.hidden_size)
-        q = split_heads(self.q_proj(x), self.num_heads)
-        dropout = self.dropout if self.training else 0.0
-        return self.o_proj(merge_heads(attention(q, *keys_values, mask=mask, dropout_p=dropout)))
 
 
 @dataclass(frozen=True)
@@ -183,11 +142,10 @@ class Seq2SeqConfig:
         return end_ids(self.eos_token_id)
 
 
-_SIZES = ["vocab_size", "decoder_vocab_size", "max_position_embeddings", "d_model"]
-
-_SIZES += ["encoder_layers", "encoder_attention_heads", "encoder_ffn_dim"]
-
-_SIZES += ["decoder_layers", "decoder_attention_heads", "decoder_ffn_dim"]
+_SIZES = """
+    vocab_size decoder_vocab_size max_position_embeddings d_model encoder_layers
+    encoder_attention_heads encoder_ffn_dim decoder_layers decoder_attention_heads decoder_ffn_dim
+""".split()
 
 
 class EncoderLayer(nn.Module):
@@ -324,7 +282,7 @@ class Stack(nn.Module):
             raise ValueError(f"the mask of {name} holds {strange}: 1 is a token, 0 is padding")
 
 
-class Memory(NamedTuple):
+class EncodedSource(NamedTuple):
     """A source that has been read: for each decoder layer its keys and values, and the mask.
 
     Shape: keys and values (B, H, S, D); mask (B, 1, 1, S) bool, None if there is no padding.
@@ -393,7 +351,7 @@ class EncoderDecoder(nn.Module):
             for stack in (self.encoder, self.decoder):
                 stack.embed_tokens.weight[self.config.pad_token_id] = 0.0
 
-    def encode(self, input_ids: Tensor, *, attention_mask: Tensor | None = None) -> Memory:
+    def encode(self, input_ids: Tensor, *, attention_mask: Tensor | None = None) -> EncodedSource:
         """Read a source: everything that the decoder will need of it, computed once.
 
         `attention_mask` is 1 for tokens and 0 for padding, on either side. Positions count from
@@ -414,12 +372,12 @@ class EncoderDecoder(nn.Module):
         for layer in self.encoder.layers:
             x = layer(x, mask=mask)
         layers: Any = self.decoder.layers
-        return Memory([layer.encoder_attn.keys_values(x) for layer in layers], mask)
+        return EncodedSource([layer.encoder_attn.keys_values(x) for layer in layers], mask)
 
     def decode(
         self,
         input_ids: Tensor,
-        memory: Memory,
+        memory: EncodedSource,
         *,
         attention_mask: Tensor | None = None,
         cache: KVCache | None = None,
@@ -554,9 +512,8 @@ class EncoderDecoder(nn.Module):
                 logits = only
             return sampler(logits, previous_ids)
 
-        writer: Any = Writer(self, memory)
         return generate(
-            writer,
+            Prompt(self, memory),
             begun,
             max_new_tokens=max_new_tokens,
             sampler=choose,
@@ -567,7 +524,7 @@ class EncoderDecoder(nn.Module):
     def num_parameters(
         self, *, only_trainable: bool = False, exclude_embeddings: bool = False
     ) -> int:
-        """Numbers in the weights, frozen ones included; see `minillm.model.count_parameters`."""
+        """Numbers in the weights, frozen ones included; see `minillm.counting`."""
         return count_parameters(self, only_trainable, exclude_embeddings)
 
     @classmethod
@@ -584,10 +541,10 @@ class EncoderDecoder(nn.Module):
         save(self, folder)
 
 
-class Writer:
+class Prompt:
     """A decoder with its memory: for `generate`, a language model like any other."""
 
-    def __init__(self, model: EncoderDecoder, memory: Memory) -> None:
+    def __init__(self, model: EncoderDecoder, memory: EncodedSource) -> None:
         self.model, self.memory, self.make_cache = model, memory, model.make_cache
         self.config = replace(model.config, vocab_size=model.config.target_vocab_size)
 

@@ -265,12 +265,12 @@ def _limits(given: Any) -> tuple[float, float]:
     raise ValueError(f"time_step_limit must be {words}, not {given!r}")
 
 
-def _exact(x: Tensor) -> Any:
+def _without_autocast(x: Tensor) -> Any:
     """Outside of autocast, which would round the state."""
     return nullcontext() if x.is_meta else torch.autocast(x.device.type, enabled=False)
 
 
-def _wide(*tensors: Tensor) -> list[Tensor]:
+def _at_least_float32(*tensors: Tensor) -> list[Tensor]:
     """In float32 at least, as what a state sums up must be."""
     return [x.to(torch.promote_types(x.dtype, torch.float32)) for x in tensors]
 
@@ -312,7 +312,7 @@ class GatedRMSNorm(nn.Module):
         self.weight = nn.Parameter(torch.ones(size))
 
     def forward(self, x: Tensor, gate: Tensor) -> Tensor:
-        x, gate = _wide(x, gate)
+        x, gate = _at_least_float32(x, gate)
         groups = (x * F.silu(gate)).unflatten(-1, (self.num_groups, -1))
         return self.weight * F.rms_norm(groups, groups.shape[-1:], eps=self.eps).flatten(-2)
 
@@ -390,13 +390,13 @@ class Mamba2Mixer(nn.Module):
         x = x if mask is None else x * mask[..., None]
         x, window = causal_conv(x, self.conv1d.weight, self.conv1d.bias, window)
         E, BC = self.parts[0], G * self.state_size
-        with _exact(x):
-            dt, x = _wide(dt, self.activation(x))
+        with _without_autocast(x):
+            dt, x = _at_least_float32(dt, self.activation(x))
             dt = F.softplus(dt + self.dt_bias).clamp(*self.time_step_limit)  # (B, T, H)
             dt = dt if mask is None else dt * mask[..., None]
             x, B, C = x.split([E, BC, BC], -1)
             x = x.unflatten(-1, (H, -1))
-            inputs = (x, dt, -_wide(self.A_log)[0].exp(), B.unflatten(-1, (G, -1)))
+            inputs = (x, dt, -_at_least_float32(self.A_log)[0].exp(), B.unflatten(-1, (G, -1)))
             C = C.unflatten(-1, (G, -1))
             if T == 1:
                 y, state = ssm_recurrent(*inputs, C, state=state)
@@ -481,8 +481,10 @@ class MambaMixer(nn.Module):
         dt, B, C = self.x_proj(x).split([self.rank, self.state_size, self.state_size], -1)
         dt = F.softplus(self.dt_proj(dt))  # (B, T, E)
         dt = dt if mask is None else dt * mask[..., None]
-        with _exact(x):
-            wide, dt, A, B, C = _wide(x, dt, -_wide(self.A_log)[0].exp(), B, C)
+        with _without_autocast(x):
+            wide, dt, A, B, C = _at_least_float32(
+                x, dt, -_at_least_float32(self.A_log)[0].exp(), B, C
+            )
             y, state = selective_scan(wide, dt, A, B, C, state=state)
             y = (y + self.D * wide) * F.silu(gate.to(y.dtype))
         if cache is not None:
@@ -523,7 +525,7 @@ class MambaLayer(nn.Module):
         cache: StateLayer | None = None,
     ) -> Tensor:
         if self.residual_in_fp32:
-            x = _wide(x)[0]
+            x = _at_least_float32(x)[0]
         x = x + self.mamba(self.input_layernorm(x), mask=mask, cache=cache)
         if self.mlp is None or self.post_attention_layernorm is None:
             return x

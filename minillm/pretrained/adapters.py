@@ -36,11 +36,11 @@ _CONFIG, _WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 # Settings that change no number of an adapter once it is trained.
-_FREE = {"auto_mapping", "base_model_name_or_path", "inference_mode", "peft_version", "revision"}
-
-_FREE |= {"task_type", "megatron_core", "qalora_group_size", "ensure_weight_tying"}
-
-_FREE |= {"fan_in_fan_out"}  # how the base stores its matrix: peft corrects it too
+# (fan_in_fan_out is how the base stores its matrix: peft corrects it too.)
+_IGNORED_KEYS = """
+    auto_mapping base_model_name_or_path inference_mode peft_version revision task_type
+    megatron_core qalora_group_size ensure_weight_tying fan_in_fan_out
+""".split()
 
 # Settings that choose among the layers that target_modules names.
 _NARROWING = ("exclude_modules", "layers_to_transform", "layers_pattern")
@@ -227,7 +227,7 @@ def _read_settings(folder: Path) -> tuple[dict[str, Any], str | list[str], dict[
     if not isinstance(settings["use_rslora"], bool):
         raise ValueError(f"{where}: use_rslora is {settings['use_rslora']!r:.60}")
     bias, init = content.pop("bias", "none"), content.pop("init_lora_weights", True)
-    refused = [f"{k:.60}={v!r:.60}" for k, v in content.items() if v and k not in _FREE]
+    refused = [f"{k:.60}={v!r:.60}" for k, v in content.items() if v and k not in _IGNORED_KEYS]
     if bias not in ("none", None):
         refused.append(f"bias={bias!r:.60}")
     if init not in (True, False, None, "gaussian", "orthogonal"):  # others change the base, too

@@ -17,7 +17,7 @@ __all__ = ["check_unchanged", "same_class"]
 
 # What changes no score in evaluation: modes, dropout (of our layers and torch's), a warning that
 # was given, and which of two equal forms is computed.
-_FREE = {"training", "dropout", "p", "max_length", "absorb"}
+_IGNORED_ATTRIBUTES = {"training", "dropout", "p", "max_length", "absorb"}
 
 
 def check_unchanged(model: Any, built: Any, lost: str, *, hooks: bool = False) -> None:
@@ -72,7 +72,7 @@ def _change(part: nn.Module | None, wanted: nn.Module | None, hooks: bool) -> st
             return f"has its own {key} in the place of its class's"
     for key, value in by_config.items():
         found = set_here.get(key)
-        if key[0] != "_" and key not in _FREE and not _same(found, value):
+        if key[0] != "_" and key not in _IGNORED_ATTRIBUTES and not _same(found, value):
             return f"has {key}={found!r:.60}, its config says {value!r:.60}"
     for kind in ("_parameters", "_buffers"):
         for key, tensor in by_config[kind].items():

@@ -21,12 +21,13 @@ from minillm.checks import (
     list_of,
     whole,
 )
-from minillm.config import SCALING, Family, ModelConfig, family_of
+from minillm.config import ModelConfig
+from minillm.family import SCALING, Family, family_of
 
 __all__ = ["read_config", "write_config"]
 
 # Keys that change what a model computes: the values that we compute, and what others mean.
-_ONLY = {
+_SUPPORTED = {
     "alibi": ((False,), "ALiBi positions"),
     "scale_attn_weights": ((True,), "unscaled attention scores"),
     "scale_attn_by_inverse_layer_idx": ((False,), "attention scores scaled by layer"),
@@ -117,6 +118,8 @@ def read_config(data: Mapping[str, Any]) -> dict[str, Any]:
 
     Raises: ValueError if the model computes something that we do not, or if a size is missing.
     """
+    if not isinstance(data, Mapping):
+        raise ValueError(f"a config is a table of keys and values, not {data!r}")
     family = family_of(data.get("model_type"))
     config = family.config or ModelConfig
     known = {f.name for f in fields(config)}
@@ -125,7 +128,7 @@ def read_config(data: Mapping[str, Any]) -> dict[str, Any]:
         return {key: value for key, value in data.items() if key in known}
     _check_computed(data, config)
     theirs = {v: k for k, v in family.spelling.items()}
-    found = {theirs.get(k, k): v for k, v in data.items() if k not in _ONLY and v is not None}
+    found = {theirs.get(k, k): v for k, v in data.items() if k not in _SUPPORTED and v is not None}
     for key, value in found.items():
         if kind := {**_KINDS, **config.kinds}.get(key):
             check_kind(family.spelling.get(key, key), value, kind)
@@ -153,7 +156,7 @@ def _warn_of(strange: set[str]) -> None:
 
 def _check_computed(data: Mapping[str, Any], config: type[ModelConfig]) -> None:
     """Raises: ValueError for a key that asks for another arithmetic than ours."""
-    for key, (ours, meaning) in _ONLY.items():
+    for key, (ours, meaning) in _SUPPORTED.items():
         if key in config.__dataclass_fields__:  # Bamba's; transformers takes it to be 0.5,
             ours = (0.5,)  # whatever is said here
         if data.get(key) is not None and data[key] not in ours:

@@ -325,7 +325,7 @@ _OPTIONAL = {
 }
 
 # Keys that may say only one thing: what we compute.
-_ONLY: dict[str, Any] = {
+_SUPPORTED: dict[str, Any] = {
     "rope.scaling.type": "none",
     "attention.causal": True,
     "expert_count": 0,
@@ -375,10 +375,10 @@ def read_config(header: Header) -> ModelConfig:
     for key in ("attention.value_length", "rope.dimension_count"):
         if ours.pop(key, config.head_dim) != config.head_dim:
             header.fail(f"{name}.{key} differs from the size of a head, {config.head_dim}")
-    for key, value in _ONLY.items():
+    for key, value in _SUPPORTED.items():
         if ours.get(key, value) != value:
             header.fail(f"{name}.{key} = {ours[key]!r:.60} is not supported, only {value!r}")
-    harmless = {*_ONLY, "rope.scaling.finetuned", "rope.scaling.original_context_length"}
+    harmless = {*_SUPPORTED, "rope.scaling.finetuned", "rope.scaling.original_context_length"}
     if strange := sorted(ours.keys() - harmless):
         header.fail(f"{name}.{strange[0]:.80} = {ours[strange[0]]!r:.60} is not supported")
     return config

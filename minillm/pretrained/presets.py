@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["PRESETS"]
+__all__ = ["PRESETS", "keys_of"]
 
 _MLA = {
     "q_lora_rank": 1536,
@@ -108,3 +108,10 @@ PRESETS: dict[str, dict[str, Any]] = {
         norm_topk_prob=True, bos_token_id=151643, eos_token_id=151645,
     ),
 }  # fmt: skip
+
+
+def keys_of(name: str) -> dict[str, Any]:
+    """The keys of a published model's config. Raises: ValueError with the known names."""
+    if name not in PRESETS:
+        raise ValueError(f"no preset {name!r}; there are {', '.join(PRESETS)}")
+    return PRESETS[name]

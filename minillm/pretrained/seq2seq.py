@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from minillm.checks import check_fields
+from minillm.checks import check_fields, quoted
 from minillm.models.seq2seq import EncoderDecoder, Seq2SeqConfig, sinusoids
 from minillm.pretrained.families import ACTIVATION_NAMES
 from minillm.pretrained.folder import Layout, local_place, read_dtype, read_folder, write_folder
@@ -43,7 +43,7 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
 }
 
 # Keys that change what a model computes: the values that we compute, None where it is the family's.
-_ONLY: dict[str, tuple[Any, ...]] = {
+_SUPPORTED: dict[str, tuple[Any, ...]] = {
     "is_encoder_decoder": (True,),
     "is_decoder": (False,),
     "encoder_layerdrop": (0, 0.0),
@@ -79,8 +79,8 @@ def read_config(
     kind = data.get("model_type")
     if not isinstance(kind, str) or kind not in _DEFAULTS:
         known = ", ".join(_DEFAULTS)
-        raise ValueError(f"unknown model_type {kind!r} of an encoder and a decoder: {known}")
-    for key, allowed in _ONLY.items():
+        raise ValueError(f"unknown model_type {quoted(kind)} of an encoder and a decoder: {known}")
+    for key, allowed in _SUPPORTED.items():
         if data.get(key) is not None and data[key] not in allowed:
             raise ValueError(f"{key}={data[key]!r} of a {kind} config is not computed")
     learned = kind == "bart"

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from minillm.checks import check_fields
+from minillm.checks import check_fields, quoted
 from minillm.config import ModelConfig
 from minillm.models.pictures import PictureConfig, PictureLM
 from minillm.models.vision import VisionConfig, VisionTransformer
@@ -65,7 +65,7 @@ _TEXT: dict[str, Any] = {"hidden_size": 4096, "intermediate_size": 11008, "num_h
 _TEXT |= {"num_attention_heads": 32, "rope_theta": 10000.0, "max_position_embeddings": 2048}
 
 # Keys that change what a model computes: the values that we compute.
-_ONLY: dict[str, tuple[Any, ...]] = {
+_SUPPORTED: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob"), (0, 0.0)),
     "attention_dropout": (0, 0.0),
     "quantization_config": (),
@@ -116,7 +116,7 @@ def read_config(
         data, kind = {**table(data, "vision_config"), "model_type": _WHOLE[kind]}, _WHOLE[kind]
     if not isinstance(kind, str) or kind not in _DEFAULTS:
         known = ", ".join([*_DEFAULTS, *_WHOLE])
-        raise ValueError(f"unknown model_type {kind!r} of a picture tower; known are {known}")
+        raise ValueError(f"unknown model_type {quoted(kind)} of a picture tower; known are {known}")
     _check_switches(data, kind)
     found = {**_DEFAULTS[kind], **{k: v for k, v in data.items() if v is not None}}
     keys = {f.name: found[f.name] for f in fields(VisionConfig) if f.name in found}
@@ -163,7 +163,7 @@ def _complete(config: VisionConfig, names: Collection[str]) -> VisionConfig:
 
 
 def _check_switches(data: Mapping[str, Any], kind: str) -> None:
-    for key, allowed in _ONLY.items():
+    for key, allowed in _SUPPORTED.items():
         if data.get(key) is not None and data[key] not in allowed:
             raise ValueError(f"{key}={data[key]!r:.60} of a {kind} config is not computed")
 

@@ -14,6 +14,7 @@ from itertools import count
 from typing import Any
 
 from minillm import fence
+from minillm.checks import quoted
 from minillm.fence_worker import BEGIN, END
 
 __all__ = ["render_answers", "render_chat"]
@@ -118,7 +119,7 @@ def _checked(tokenizer: Any, messages: Any) -> list[dict[str, Any]]:
         for token in tokenizer.special_tokens:
             if token in text:
                 raise ValueError(
-                    f"a message spells the special token {token!r}: {text[:80]!r}, {place}"
+                    f"a message spells the special token {quoted(token)}: {text[:80]!r}, {place}"
                 )
     return plain
 
@@ -216,10 +217,10 @@ def _fields(message: Any, place: str, may_hold_lists: bool) -> dict[str, Any]:
     for key, value in message.items():
         if not isinstance(key, str):
             raise ValueError(f"{place} has a key that is no string, but a {type(key).__name__}")
-        name = _exact(key)
+        name = _plain_str(key)
         inside = f"{place}[{name!r}]"
         if isinstance(value, str):
-            found[name] = _exact(value)
+            found[name] = _plain_str(value)
         elif may_hold_lists and isinstance(value, list | tuple):
             found[name] = [_fields(part, f"{inside}[{n}]", False) for n, part in enumerate(value)]
         else:
@@ -227,7 +228,7 @@ def _fields(message: Any, place: str, may_hold_lists: bool) -> dict[str, Any]:
     return found
 
 
-def _exact(text: str) -> str:
+def _plain_str(text: str) -> str:
     """The characters of `text` as a plain string: an heir of `str` may say something else."""
     return str.__str__(text)
 
@@ -266,8 +267,8 @@ class _Harmless:
         used += used.lower() + used.upper()
         letters = (chr(code) for code in range(ord("a"), 0x3000) if chr(code).isalpha())
         self.letter = next(c for c in letters if c not in used and c.upper() not in used)
-        quoted = re.findall(r"""(['"])(\w+)\1""", template)
-        self.values = {word for _, word in quoted}
+        in_quotes = re.findall(r"""(['"])(\w+)\1""", template)
+        self.values = {word for _, word in in_quotes}
         self.keys = {*_KEYS, *self.values, *re.findall(r"\.(\w+)", template)}
 
     def copy(self, messages: list[dict[str, Any]], keep: int) -> list[dict[str, Any]]:

@@ -402,7 +402,7 @@ Test = tuple[Callable[[Any], bool], str]  # whether a value is fit, and what it 
 
 _TEXT: Test = (lambda value: isinstance(value, str), "a string")
 
-_NO_TEXT: Test = (lambda value: value is None or isinstance(value, str), "a string or null")
+_TEXT_OR_NULL: Test = (lambda value: value is None or isinstance(value, str), "a string or null")
 
 _OBJECT: Test = (lambda value: isinstance(value, dict), "an object")
 
@@ -434,8 +434,8 @@ TOKENIZER_FIELDS: dict[str, Test] = {
     "model.merges.*": (_is_merge, "two tokens"),
     "model.dropout": (lambda value: value is None or _is_share(value), "a number from 0 to 1"),
     **dict.fromkeys(("model.byte_fallback", "model.fuse_unk", "model.ignore_merges"), _BOOL),
-    **dict.fromkeys(("model.unk_token", "model.continuing_subword_prefix"), _NO_TEXT),
-    "model.end_of_word_suffix": _NO_TEXT,
+    **dict.fromkeys(("model.unk_token", "model.continuing_subword_prefix"), _TEXT_OR_NULL),
+    "model.end_of_word_suffix": _TEXT_OR_NULL,
     "added_tokens": _NO_LIST,
     "added_tokens.*": _OBJECT,
     "added_tokens.*.id": (is_id, "an id"),

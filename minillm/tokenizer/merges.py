@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from itertools import pairwise
 from typing import Literal
 
-from minillm.checks import check_texts
+from minillm.checks import check_texts, quoted
 from minillm.tokenizer.bulk import blocks, chunks_of
 from minillm.tokenizer.pretokenizer import PreTokenizer, well_formed
 
@@ -192,7 +192,7 @@ def byte_alphabet(ties: Ties) -> list[int]:
     Raises: ValueError if `ties` is neither "greatest" nor "lowest_ids".
     """
     if ties not in ("greatest", "lowest_ids"):
-        raise ValueError(f"ties must be 'greatest' or 'lowest_ids', not {ties!r}")
+        raise ValueError(f"ties must be 'greatest' or 'lowest_ids', not {quoted(ties)}")
     return list(range(256)) if ties == "greatest" else list(bytes_to_unicode())
 
 

@@ -117,7 +117,7 @@ class SeveralPatterns(WatchedPattern):
     def __init__(self, patterns: Sequence[str]) -> None:
         self.pattern: tuple[str, ...] = (*patterns,)
         if not self.pattern or not all(isinstance(pattern, str) for pattern in self.pattern):
-            raise ValueError(f"patterns should be one string or several, not {patterns!r}")
+            raise ValueError(f"patterns should be one string or several, not {quoted(patterns)}")
         if sum(map(len, self.pattern)) > LONGEST_PATTERN:
             check_pattern("".join(self.pattern))
         steps = [make_pre_tokenizer(pattern) for pattern in self.pattern]

@@ -16,6 +16,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from minillm.checks import quoted
 from minillm.files import transaction, write_json
 from minillm.tokenizer.bpe import BEGIN_TOKENS, END_TOKENS, BPETokenizer
 from minillm.tokenizer.bulk import StreamDecoder
@@ -113,7 +114,9 @@ class WrappedTokenizer:
         tokenizer.no_truncation()
         for name in filter(None, (bos_token, eos_token, pad_token)):
             if tokenizer.token_to_id(name) is None:
-                raise ValueError(f"{name!r} should be a special token, but is no token at all")
+                raise ValueError(
+                    f"{quoted(name)} should be a special token, but is no token at all"
+                )
             tokenizer.add_special_tokens([name])
         added = sorted(tokenizer.get_added_tokens_decoder().items())
         self.special_tokens = {token.content: i for i, token in added if token.special}
@@ -184,8 +187,8 @@ class WrappedTokenizer:
         for special in self._special.findall(text):
             if allowed_special != "all" and special not in allowed_special:
                 raise ValueError(
-                    f"the text spells the special token {special!r}: allow it by allowed_special, "
-                    "or call encode_ordinary to read it as plain text"
+                    f"the text spells the special token {quoted(special)}: allow it by "
+                    "allowed_special, or call encode_ordinary to read it as plain text"
                 )
         with _failures_are_errors():
             ids = self.library.encode(text, add_special_tokens=add_special_tokens).ids
@@ -237,7 +240,7 @@ class WrappedTokenizer:
         Raises: ValueError for an unknown id, or for errors of another name.
         """
         if errors not in ("replace", "strict"):
-            raise ValueError(f"errors must be 'replace' or 'strict', not {errors!r}")
+            raise ValueError(f"errors must be 'replace' or 'strict', not {quoted(errors)}")
         ids = _list(ids)
         if skip_special_tokens:
             left_out = {*self.special_tokens.values()}

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
-from minillm.checks import check_settings, check_utf8, count_in
+from minillm.checks import check_settings, check_utf8, count_in, quoted
 from minillm.model import CausalLM
 from minillm.nn.attention import causal_mask
 from minillm.tokenizer.chat_template import render_answers
@@ -107,7 +107,7 @@ def _message(message: Any, place: str) -> dict[str, Any]:
         raise ValueError(f"{place} must be a dict, not a {type(message).__name__}")
     role, content = message.get("role"), message.get("content")
     if role not in ROLES:
-        raise ValueError(f"{place} has the role {role!r}; known are {', '.join(ROLES)}")
+        raise ValueError(f"{place} has the role {quoted(role)}; known are {', '.join(ROLES)}")
     if not isinstance(content, str):
         raise ValueError(f"{place}['content'] must be a string, not a {type(content).__name__}")
     check_utf8(f"{place}['content']", content)

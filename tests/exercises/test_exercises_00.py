@@ -64,7 +64,7 @@ RIGHT = {
     "00.4": fit_parabola,
 }
 WRONG = [
-    ("00.1", {**SHAPES, "x[0]": (1, 3, 4)}, "that direction disappears"),
+    ("00.1", {**SHAPES, "x[0]": (1, 3, 4)}, "that dimension disappears"),
     ("00.1", {**SHAPES, "x.mean(dim=1, keepdim=True)": (2, 4)}, "with size 1"),
     ("00.1", {**SHAPES, "x + torch.zeros(3, 1)": "error"}, "align the shapes at the right"),
     ("00.1", {**SHAPES, "x @ torch.zeros(3, 4)": (2, 3, 4)}, "meet in the middle"),

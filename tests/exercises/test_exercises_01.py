@@ -1,7 +1,11 @@
 """Each grader of notebook 01 accepts a right answer and says what is wrong with wrong ones."""
 
 import math
+from functools import cache
 from itertools import pairwise
+
+from minillm.ngram import NGramModel
+from minillm.stories.language import StoryLanguage
 
 
 def entropy_and_floor(language):
@@ -59,6 +63,11 @@ def unsmoothed(token, context, pairs, vocabulary, k):
     return pairs.count((context, token)) / sum(first == context for first, _ in pairs)
 
 
+def without_k(token, context, pairs, vocabulary, k):
+    total = sum(first == context for first, _ in pairs)
+    return pairs.count((context, token)) / total if total else 0.0
+
+
 def only_the_seen(token, context, pairs, vocabulary, k):
     total = sum(first == context for first, _ in pairs)
     return pairs.count((context, token)) / total if total else 1 / len(vocabulary)
@@ -70,6 +79,15 @@ def k_added_once(token, context, pairs, vocabulary, k):
 
 def always_one(token, context, pairs, vocabulary, k):
     return add_k_prob(token, context, pairs, vocabulary, 1)
+
+
+def anywhere_in_a_pair(token, context, pairs, vocabulary, k):
+    seen = sum(context in pair for pair in pairs)
+    return (pairs.count((context, token)) + k) / (seen + k * len(vocabulary))
+
+
+def contexts_in_the_vocabulary(token, context, pairs, vocabulary, k):
+    return add_k_prob(token, context, pairs, vocabulary | {first for first, _ in pairs}, k)
 
 
 def of_all_pairs(token, context, pairs, vocabulary, k):
@@ -94,6 +112,12 @@ def log_prob(sentence, after, *, end="</s>", unseen=-math.inf):
         row = after.get(before, {})
         total += math.log(row[token] / sum(row.values())) if row.get(token) else unseen
     return total
+
+
+def first_twice(sentence, after):
+    row = after["<s>"]
+    again = row.get(sentence.split()[0], 0) / sum(row.values())
+    return log_prob(sentence, after) + (math.log(again) if again else -math.inf)
 
 
 def multiplied(sentence, after):
@@ -131,6 +155,17 @@ def remembering(token, so_far, model, weight=0.3):
     return (1 - weight) * p + (weight * mass * among if token in said else 0.0)
 
 
+@cache
+def six_gram():
+    return NGramModel(6, smoothing="kneser_ney").fit(StoryLanguage("en").corpus(400, seed=9))
+
+
+def counted_elsewhere(token, so_far, model):
+    """A longer model of stories of one's own, over the vocabulary that was handed in."""
+    mass = sum(six_gram().prob(t, so_far) for t in model.vocabulary)
+    return six_gram().prob(token, so_far) / mass
+
+
 def twice_if_said(token, so_far, model):
     return model.prob(token, so_far) * (1 + (token in so_far))
 
@@ -158,14 +193,17 @@ WRONG = [
     ("01.1", no_zero, "has no logarithm"),
     ("01.1", lambda language: entropy_and_floor(language)[0], "two numbers"),
     ("01.1", lambda language: tuple(-x for x in entropy_and_floor(language)), "never negative"),
-    ("01.2", unsmoothed, "p(Francisco|a) with k = 1.0 is 0.1250"),
-    ("01.2", only_the_seen, "p(Francisco|a) with k = 1.0 is 0.1250"),
+    ("01.2", unsmoothed, "where is k?"),
+    ("01.2", without_k, "where is k?"),
+    ("01.2", only_the_seen, "where is k?"),
     ("01.2", k_added_once, "not to 1"),
     ("01.2", always_one, "k = 0.25"),
+    ("01.2", anywhere_in_a_pair, "the *first* of a pair"),
+    ("01.2", contexts_in_the_vocabulary, "contexts not counted"),
     ("01.2", of_all_pairs, "not by the number of all pairs"),
     ("01.3", {**PREDICTIONS, QUESTIONS[0]: 1 / 16}, "counts halvings"),
     ("01.3", {**PREDICTIONS, QUESTIONS[1]: 0}, "along its path"),
-    ("01.3", {**PREDICTIONS, QUESTIONS[1]: 0.06}, "along its path"),
+    ("01.3", {**PREDICTIONS, QUESTIONS[1]: 0.06}, "exactly, such as"),
     ("01.3", {**PREDICTIONS, QUESTIONS[2]: 3}, "believes to be open"),
     ("01.3", {**PREDICTIONS, QUESTIONS[3]: 4.4056}, "what is the floor"),
     ("01.3", {**PREDICTIONS, QUESTIONS[4]: 6.5}, "only the choice of who"),
@@ -174,11 +212,14 @@ WRONG = [
     ("01.3", {**PREDICTIONS, QUESTIONS[5]: "50"}, "a number is asked"),
     ("01.3", [4, 1 / 16], "a dictionary"),
     ("01.4", lambda sentence, after: log_prob(sentence, after, end=""), "it is missing"),
+    ("01.4", first_twice, "counted twice"),
     ("01.4", multiplied, "a product of 3000 factors"),
     ("01.4", crashes, "return -inf"),
     ("01.4", wrong_total, "the word before came"),
     ("01.4", skips_the_unseen, "-inf, not"),
+    ("01.4", lambda sentence, after: log_prob(sentence, after) / math.log(2), "in bits"),
     ("01.4", lambda sentence, after: math.exp(log_prob(sentence, after)), "its logarithm"),
+    ("01.5", counted_elsewhere, "worse than the model alone"),
     ("01.5", twice_if_said, "sum to"),
     ("01.5", cached, "worse than the model alone"),
     ("01.5", lambda token, so_far, model: model.prob(token, so_far), "not yet 2% better"),

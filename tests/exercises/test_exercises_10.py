@@ -1,9 +1,8 @@
 """The graders of notebook 10 accept right answers and say what is wrong with wrong ones."""
 
-import math
+import copy
 
 import torch
-from torch import nn
 
 
 def count(c, *, kv_heads=None, norms=True, head=True):
@@ -42,69 +41,66 @@ def choose(model, prompt, answers, *, shift=1, mean=False, first=False):
     return scores.index(max(scores))
 
 
-def no_repeats(n, *, whole=False, inplace=False, tail=False):
-    def sampler(logits, previous):
-        logits = logits if inplace else logits.clone()
-        for scores, row in zip(logits, previous.tolist(), strict=True):
-            seen = {}
-            for i in range(len(row) - n + 1):
-                seen.setdefault(tuple(row[i : i + n - 1]), set()).add(row[i + n - 1])
-            last = row[-(n - 1) :] if tail else row[len(row) - n + 1 :]
-            banned = set(row) if whole else seen.get(tuple(last), set())
-            for token in banned if len(banned) < len(scores) else ():
-                scores[token] = -math.inf
-        return logits.argmax(-1)
-
-    return sampler
-
-
-class Lora(nn.Module):
-    def __init__(
-        self,
-        linear,
-        rank,
-        alpha,
-        *,
-        frozen=True,
-        scaled=True,
-        zero_a=False,
-        random_b=False,
-        one_b=False,
-        cut=False,
-    ):
-        super().__init__()
-        self.linear, self.cut = linear.requires_grad_(not frozen and not cut), cut
-        self.scale = alpha / rank if scaled else 1.0
-        size = 0.0 if zero_a else linear.in_features**-0.5
-        self.a = nn.Parameter(size * torch.randn(rank, linear.in_features))
-        self.b = nn.Parameter(torch.full((linear.out_features, rank), 1.0 if one_b else 0.0))
-        if random_b:
-            nn.init.normal_(self.b)
-
-    def forward(self, x):
-        with torch.set_grad_enabled(not self.cut):
-            y = self.linear(x)
-        return y + self.scale * (x @ self.a.T @ self.b.T)
+@torch.no_grad()
+def complete(model, rows, count, *, slip=""):
+    """Greedy ids for rows of different lengths; `slip` names one mistake."""
+    width = max(map(len, rows))
+    new = torch.tensor([[0] * (width - len(row)) + row for row in rows])
+    mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in rows])
+    if slip == "right":
+        new = torch.tensor([row + [0] * (width - len(row)) for row in rows])
+        mask = mask.flip(1)
+    mask = torch.ones_like(mask) if slip == "mask" else mask
+    cache, ids = None if slip == "no cache" else model.make_cache(batch_size=len(rows)), new
+    for _ in range(count):
+        logits = model(ids if slip == "no cache" else new, attention_mask=mask, cache=cache)[:, -1]
+        new = (
+            logits.argmin(-1, keepdim=True) if slip == "argmin" else logits.argmax(-1, keepdim=True)
+        )
+        mask = torch.cat([mask, torch.ones_like(new)], 1)
+        ids = torch.cat([ids, new], 1)
+    if slip == "short":
+        return ids[:, width + 1 :].tolist()
+    return (ids if slip == "whole rows" else ids[:, width:]).tolist()
 
 
-class LoraInside(nn.Module):
-    """Another right way: the update is added to the weight, and one product is left."""
+def completing(slip):
+    return lambda model, rows, count: complete(model, rows, count, slip=slip)
 
-    def __init__(self, linear, rank, alpha):
-        super().__init__()
-        self.linear, self.scale = linear.requires_grad_(False), alpha / rank
-        self.a = nn.Parameter(torch.randn(rank, linear.in_features))
-        self.b = nn.Parameter(torch.zeros(linear.out_features, rank))
 
-    def forward(self, x):
-        weight = self.linear.weight + self.scale * self.b @ self.a
-        return nn.functional.linear(x, weight, self.linear.bias)
+def complete_one_by_one(model, rows, count):
+    return [complete(model, [row], count)[0] for row in rows]
+
+
+def without_head(model, layer, head, *, slip=""):
+    c = model.config
+    model = model if slip == "in place" else copy.deepcopy(model)
+    D = c.hidden_size // c.num_attention_heads if slip == "size" else c.head_dim
+    a = model.model.layers[layer - (slip == "layer")].self_attn
+    h = head - (slip == "head")
+    kv = h // (c.num_attention_heads // c.num_key_value_heads)
+    with torch.no_grad():
+        if slip == "rows":
+            a.o_proj.weight[h * D : (h + 1) * D] = 0
+        elif slip == "queries":
+            a.q_proj.weight[h * D : (h + 1) * D] = 0
+        elif slip == "values":
+            a.v_proj.weight[kv * D : (kv + 1) * D] = 0
+        elif slip == "all":
+            a.o_proj.weight.zero_()
+        elif slip != "nothing":
+            a.o_proj.weight[:, h * D : (h + 1) * D] = 0
+    return a if slip == "attention" else model
+
+
+def silencing(slip):
+    return lambda model, layer, head: without_head(model, layer, head, slip=slip)
 
 
 def forward(c, w, ids, *, mask=True, slip=""):
     """The whole model; `slip` names one mistake."""
     H, G, D, T = c.num_attention_heads, c.num_key_value_heads, c.head_dim, ids.shape[1]
-    theta = c.rope_theta ** (-torch.arange(0, D, 2) / D)
+    theta = (10000.0 if slip == "base" else c.rope_theta) ** (-torch.arange(0, D, 2) / D)
     angles = torch.arange(T)[:, None] * theta
 
     def turn(x):
@@ -121,7 +117,8 @@ def forward(c, w, ids, *, mask=True, slip=""):
 
     def norm(x, weight):
         x = x - x.mean(-1, keepdim=True) if slip == "centred" else x
-        x = x / (x.pow(2).mean(-1, keepdim=True) + c.rms_norm_eps).sqrt()
+        eps = {"eps": 1e-6, "no eps": 0.0}.get(slip, c.rms_norm_eps)
+        x = x / (x.pow(2).mean(-1, keepdim=True) + eps).sqrt()
         return x if slip == "norm weights" else x * weight
 
     x = w["model.embed_tokens.weight"][ids]
@@ -135,7 +132,8 @@ def forward(c, w, ids, *, mask=True, slip=""):
         scores = q @ k[:, each].mT / {"unscaled": 1, "C": c.hidden_size**0.5}.get(slip, D**0.5)
         if mask:
             scores = scores + torch.full((T, T), -torch.inf).triu(1)
-        y = (scores.softmax(-1) @ v[:, each]).transpose(1, 2).flatten(2)
+        y = scores.softmax(-1) @ v[:, each]
+        y = (y if slip == "merged" else y.transpose(1, 2)).reshape(len(ids), T, H * D)
         y = y @ part["self_attn.o_proj.weight"].T
         x = y if slip == "residual" else x + y
         y = x if slip == "second norm" else norm(x, part["post_attention_layernorm.weight"])
@@ -152,7 +150,13 @@ def slipping(slip):
     return lambda c, w, ids: forward(c, w, ids, slip=slip)
 
 
-RIGHT = {"10.1": count, "10.2": choose, "10.3": no_repeats, "10.4": Lora, "10.5": forward}
+RIGHT = {
+    "10.1": count,
+    "10.2": choose,
+    "10.3": complete,
+    "10.4": without_head,
+    "10.5": forward,
+}
 WRONG = [
     ("10.1", count_as_mha, "only num_key_value_heads heads"),
     ("10.1", count_without_norms, "the norms have weights too"),
@@ -170,17 +174,28 @@ WRONG = [
     ("10.2", lambda m, p, a: 7, "an index from 0 to 3"),
     ("10.2", lambda m, p, a: [1.0, 2.0, 0.5, 0.1], "an index from 0 to 3"),
     ("10.2", lambda m, p, a: choose(m, p, a, shift=0, mean=True), "both mistakes"),
-    ("10.3", lambda n: lambda logits, previous: logits.argmax(-1), "for the second time"),
-    ("10.3", lambda n: no_repeats(n, whole=True), "is not the best allowed one"),
-    ("10.3", lambda n: no_repeats(n, inplace=True), "work on a copy"),
-    ("10.3", lambda n: no_repeats(n, tail=True), "the whole row at n = 1"),
-    ("10.4", lambda *a: Lora(*a, frozen=False), "still trains"),
-    ("10.4", lambda *a: Lora(*a, scaled=False), "not scaled"),
-    ("10.4", lambda *a: Lora(*a, zero_a=True), "neither ever gets a gradient"),
-    ("10.4", lambda *a: Lora(*a, one_b=True), "B begins at zero"),
-    ("10.4", lambda *a: Lora(*a, cut=True), "no gradient passes through linear(x)"),
+    ("10.3", completing("mask"), "give attention_mask"),
+    ("10.3", completing("right"), "pad on the left"),
+    ("10.3", completing("argmin"), "the largest logit"),
+    ("10.3", completing("whole rows"), "the new ids only"),
+    ("10.3", completing("short"), "new ids for each of"),
+    ("10.3", completing("no cache"), "use a cache"),
+    ("10.3", complete_one_by_one, "all rows go through the model together"),
+    ("10.4", silencing("rows"), "are columns, not rows"),
+    ("10.4", silencing("queries"), "it still reads"),
+    ("10.4", silencing("values"), "values are shared"),
+    ("10.4", silencing("all"), "only one head"),
+    ("10.4", silencing("size"), "need not be C / H"),
+    ("10.4", silencing("head"), "heads are counted from 0"),
+    ("10.4", silencing("layer"), "layers are counted from 0"),
+    ("10.4", silencing("in place"), "work on a copy"),
+    ("10.4", silencing("nothing"), "no head is silent"),
     ("10.5", lambda c, w, ids: forward(c, w, ids, mask=False), "mask the future"),
     ("10.5", slipping("last position"), "(B, T, V) = (3, 9, 40) are asked, not (3, 40)"),
+    ("10.5", slipping("base"), "config.rope_theta"),
+    ("10.5", slipping("eps"), "config.rms_norm_eps"),
+    ("10.5", slipping("no eps"), "config.rms_norm_eps"),
+    ("10.5", slipping("merged"), "change places"),
     ("10.5", slipping("last norm"), "before the head, is missing"),
     ("10.5", slipping("second norm"), "reads x without a norm"),
     ("10.5", slipping("norm weights"), "multiplies by its weight"),
@@ -200,8 +215,7 @@ WRONG = [
 def test_other_right_answers_are_right():
     from minillm.exercises import grade
 
-    assert grade("10.4", LoraInside).status == "correct"
-    other_way_round = grade("10.4", lambda *a: Lora(*a, zero_a=True, random_b=True))
-    assert other_way_round.status == "correct", other_way_round.message
     as_tensor = grade("10.2", lambda m, p, a: torch.tensor(choose(m, p, a)))
     assert as_tensor.status == "correct", as_tensor.message
+    as_ids = grade("10.3", lambda m, rows, count: torch.tensor(complete(m, rows, count)))
+    assert as_ids.status == "correct", as_ids.message

@@ -3,12 +3,20 @@
 from itertools import pairwise
 
 import matplotlib as mpl
+import matplotlib.pyplot as plt
 import pytest
 import torch
 
 mpl.use("agg")
 
-from minillm.exercises.plotting import attention_map, figure, html_tokens, label_lines, visible
+from minillm.exercises.plotting import (
+    attention_map,
+    figure,
+    html_tokens,
+    label_lines,
+    shaded_text,
+    visible,
+)
 
 
 def test_labels_stand_apart_at_the_right_end_and_inside():
@@ -54,3 +62,14 @@ def test_tokens_are_escaped_visible_and_numbered():
     html = html_tokens(["<b>", b" x", b"\xe4\xb8"], ids=[7, 8, 9])
     assert "&lt;b&gt;" in html and "␣x" in html and "E4 B8" in html and 'title="id 9"' in html
     assert visible("a\tb\n") == "a⇥b⏎"
+
+
+def test_a_shaded_text_needs_a_value_for_each_piece():
+    with pytest.raises(ValueError, match="shorter"):
+        shaded_text(["a", " b"], [1.0], most=2, unit="bits")
+    shaded_text(["a", " long" * 30, " b"], [0.0, 1.0, 9.0], most=2, unit="bits")
+    letters = [text.get_text() for text in plt.gca().texts]
+    assert letters.count("b") == 1 and "bits" in letters
+    shades = [patch.get_facecolor()[3] for patch in plt.gca().patches]
+    assert shades[:3] == [0.0, 0.375, 0.75]
+    plt.close("all")

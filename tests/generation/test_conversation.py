@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from minillm.config import ModelConfig
 from minillm.generation.conversation import ContextFullError, Conversation, common_prefix
-from minillm.generation.decoding import stream_text
 from minillm.generation.sampling import Sampler
+from minillm.generation.stream import stream_text
 from minillm.model import CausalLM
 from minillm.pretrained.load import save_pretrained
 from minillm.tokenizer.bpe import BPETokenizer

@@ -20,15 +20,15 @@ from minillm.cache.kinds import CACHE_KINDS
 from minillm.generation.decoding import generate
 from minillm.generation.sampling import Sampler
 from minillm.models.seq2seq import (
-    CrossAttention,
     DecoderLayer,
     EncoderDecoder,
     EncoderLayer,
+    Prompt,
     Seq2SeqConfig,
-    Writer,
     shift_right,
     sinusoids,
 )
+from minillm.nn.cross import CrossAttention
 
 transformers.logging.set_verbosity_error()
 transformers.logging.disable_progress_bar()
@@ -267,8 +267,8 @@ def test_a_writer_is_a_language_model_to_generate():
     start = torch.full((3, 1), model.config.decoder_start_token_id)
     seen = []
     with torch.no_grad():
-        writer = Writer(model, model.encode(x))
-    found = generate(writer, start, max_new_tokens=5, eos_token_id=None, on_token=seen.append)
+        prompt = Prompt(model, model.encode(x))
+    found = generate(prompt, start, max_new_tokens=5, eos_token_id=None, on_token=seen.append)
     assert torch.equal(found, model.generate(x, max_new_tokens=5, eos_token_id=None))
     assert len(seen) == 5
 
@@ -516,11 +516,11 @@ def test_nothing_is_dropped_while_a_model_writes():
     before = [part.training for part in model.modules()]
     assert torch.equal(model.generate(x, **options), expected)
     with torch.no_grad():
-        writer = Writer(model, copy.deepcopy(model).eval().encode(x))
+        prompt = Prompt(model, copy.deepcopy(model).eval().encode(x))
     begin = torch.full((len(x), 1), model.config.decoder_start_token_id)
-    found = generate(writer, begin, **options)
+    found = generate(prompt, begin, **options)
     assert [part.training for part in model.modules()] == before
-    assert torch.equal(found, generate(Writer(model.eval(), writer.memory), begin, **options))
+    assert torch.equal(found, generate(Prompt(model.eval(), prompt.memory), begin, **options))
 
 
 def test_numbers_are_counted_as_transformers_counts_them(both):

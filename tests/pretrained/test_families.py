@@ -8,7 +8,8 @@ from family_checkpoints import CONFIGS
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minillm.config import FAMILIES, SCALING, ModelConfig, family_of
+from minillm.config import ModelConfig
+from minillm.family import FAMILIES, SCALING, family_of
 from minillm.pretrained.families import _KINDS
 from minillm.pretrained.load import from_pretrained
 from minillm.pretrained.presets import PRESETS

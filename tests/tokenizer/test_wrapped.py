@@ -16,7 +16,7 @@ from tokenizer_texts import NATURAL
 from tokenizers import Regex, decoders, pre_tokenizers
 
 from minillm.config import ModelConfig
-from minillm.generation.decoding import StoppingCriteria, stream_text
+from minillm.generation.stream import StopStrings, stream_text
 from minillm.model import CausalLM
 from minillm.pretrained.load import from_pretrained, save_pretrained
 from minillm.tokenizer.bpe import BPETokenizer
@@ -160,7 +160,7 @@ def test_a_stop_string_may_begin_with_a_space(kind, ours):
     """Alone, the token of " cat" is read as "cat": the bytes of a text that goes on say more."""
     tokenizer = ours(kind)
     ids = tokenizer.encode_ordinary("the cat")
-    stops = StoppingCriteria(None, " cat", tokenizer, ModelConfig(len(tokenizer), 16, 1, 1, 32))
+    stops = StopStrings(None, " cat", tokenizer, ModelConfig(len(tokenizer), 16, 1, 1, 32))
     ends = [stops.ended(ids[: n + 1]) for n in range(len(ids))]
     assert ends == [False] * (len(ids) - 1) + [True]
     after = len(tokenizer.encode_ordinary("the"))

@@ -11,7 +11,8 @@ from typing import Any, ClassVar
 from torch import nn
 
 from minillm.checks import NOT_NEGATIVE, SWITCH, Kind, list_of, whole
-from minillm.config import UNSET, Family, ModelConfig, check_given
+from minillm.config import UNSET, ModelConfig
+from minillm.family import Family, check_given
 from minillm.model import llama_attention, llama_mlp
 from minillm.models.families.qwen import write_window
 from minillm.nn.moe import SparseMoeBlock, check_experts

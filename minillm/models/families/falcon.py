@@ -10,7 +10,8 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 
 from minillm.checks import SWITCH, Kind, whole
-from minillm.config import Family, ModelConfig
+from minillm.config import ModelConfig
+from minillm.family import Family
 from minillm.model import llama_layer, make_part
 from minillm.models.families.gpt2 import layer_norm, plain_mlp
 from minillm.nn.multihead import SupportsUpdate

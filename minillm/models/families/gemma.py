@@ -10,7 +10,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from minillm.config import Family, ModelConfig
+from minillm.config import ModelConfig
+from minillm.family import Family
 from minillm.nn.layers import RMSNorm
 
 __all__ = ["GEMMA", "GemmaConfig", "Scaled"]

@@ -9,11 +9,14 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
-from minillm.config import Family, ModelConfig
-from minillm.model import look_up
+from minillm.cache.base import KVCache
+from minillm.checks import look_up
+from minillm.config import ModelConfig
+from minillm.family import Family
+from minillm.model import Decoder
 from minillm.nn.layers import MLP, LayerNorm
 
-__all__ = ["GPT2", "GPT2Config", "LearnedPositions", "layer_norm", "plain_mlp"]
+__all__ = ["GPT2", "GPT2Config", "LearnedDecoder", "LearnedPositions", "layer_norm", "plain_mlp"]
 
 
 @dataclass(frozen=True)
@@ -57,6 +60,24 @@ class LearnedPositions(nn.Module):
             raise ValueError(f"position {last}, but this model has learned only {limit} positions")
 
 
+class LearnedDecoder(Decoder):
+    """A stack that has learned so many positions, and no more."""
+
+    def prepare(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        cache: KVCache | None = None,
+    ) -> tuple[Tensor, Tensor | None, bool]:
+        inputs = super().prepare(input_ids, attention_mask, position_ids, cache)
+        if position_ids is None:
+            past = 0 if cache is None else cache.length
+            table: Any = self.embedding
+            table.check(inputs[0], past + input_ids.shape[-1])
+        return inputs
+
+
 def layer_norm(c: ModelConfig) -> nn.Module:
     """LayerNorm with a bias."""
     return LayerNorm(c.hidden_size, eps=c.rms_norm_eps)
@@ -72,11 +93,17 @@ def embedding(c: ModelConfig) -> nn.Module:
     return LearnedPositions(c.max_position_embeddings, c.hidden_size)
 
 
+def rotary(c: ModelConfig) -> None:
+    """Nothing is rotated."""
+
+
 GPT2 = Family(
     config=GPT2Config,
     norm=layer_norm,
     mlp=plain_mlp,
     embedding=embedding,
+    rotary=rotary,
+    decoder=LearnedDecoder,
     architecture="GPT2LMHeadModel",
     spelling={
         "hidden_size": "n_embd",

@@ -6,7 +6,8 @@ Written by hand; deeper/10_families compares them with transformers.
 from functools import partial
 from typing import Any
 
-from minillm.config import Family, ModelConfig
+from minillm.config import ModelConfig
+from minillm.family import Family
 from minillm.model import llama_attention
 
 __all__ = ["QWEN2", "QWEN3", "write_window"]

@@ -7,18 +7,30 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
+import torch
 from torch import Tensor, nn
 
+from minillm.cache.base import KVCache
 from minillm.checks import Kind, list_of, number, whole
-from minillm.config import Family, ModelConfig, check_shared
-from minillm.model import llama_layer, make_part
+from minillm.config import ModelConfig
+from minillm.family import Family, check_shared
+from minillm.model import Decoder, llama_layer, make_part
 from minillm.nn.mamba import Mamba2Mixer, MambaLayer, MambaMixer, StateSizes, check_heads
 from minillm.nn.rope import RotaryEmbedding
 from minillm.nn.rope_layouts import PartialRotation
 
-__all__ = ["BAMBA", "MAMBA", "MAMBA2", "BambaConfig", "MambaConfig", "PartialRotary", "layer"]
+__all__ = [
+    "BAMBA",
+    "MAMBA",
+    "MAMBA2",
+    "BambaConfig",
+    "MambaConfig",
+    "PartialRotary",
+    "StateDecoder",
+    "layer",
+]
 
 
 @dataclass(frozen=True)
@@ -43,8 +55,16 @@ class MambaConfig(ModelConfig):
             object.__setattr__(self, "state", StateSizes(**self.state))
         super().__post_init__()
 
+    stateful: ClassVar[bool] = True
+
     def has_state(self, layer: int) -> bool:
+        """Whether a memory of fixed size stands in this layer where others have attention."""
         return True
+
+    @property
+    def attends(self) -> bool:
+        """Whether any layer has keys and values."""
+        return not all(map(self.has_state, range(self.num_hidden_layers)))
 
     def follows(self) -> dict[str, Any]:
         return {}
@@ -105,6 +125,47 @@ class BambaConfig(Mamba2Config):
         if strange := [i for i in self.attn_layer_indices if i >= total]:
             raise ValueError(f"attn_layer_indices {strange}: there are {total} layers")
         ModelConfig.check(self)
+
+
+class StateDecoder(Decoder):
+    """A stack in which layers with a state are told which positions are padding: those at -1."""
+
+    def forward(
+        self,
+        x: Tensor,
+        position_ids: Tensor,
+        mask: Tensor | None,
+        is_causal: bool,
+        cache: KVCache | None = None,
+        rope: Any = None,
+    ) -> Tensor:
+        c: Any = self.config
+        rope = self.rotary(position_ids) if self.rotary is not None else None
+        for i, layer in enumerate(self.layers):
+            seen = mask
+            if mask is not None and c.has_state(i):
+                seen = position_ids >= 0  # which positions are no padding: all that a state asks
+            layer_cache = None if cache is None else cache[i]
+            x = layer(x, rope=rope, mask=seen, is_causal=is_causal, cache=layer_cache)
+        return self.norm(x).to(self.norm.weight.dtype)
+
+    def prepare(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        cache: KVCache | None = None,
+    ) -> tuple[Tensor, Tensor | None, bool]:
+        past, c = 0 if cache is None else cache.length, cast("MambaConfig", self.config)
+        given = input_ids, attention_mask, position_ids, cache
+        positions, mask, is_causal = super().prepare(*given)
+        if attention_mask is not None:  # -1 is no position
+            positions = torch.where(attention_mask[:, past:] == 0, -1, positions)
+        return (positions, mask, is_causal) if c.attends else (positions, attention_mask, False)
+
+
+def no_rotary(c: ModelConfig) -> None:
+    """Nothing is rotated: a state knows the order."""
 
 
 class PartialRotary(RotaryEmbedding):
@@ -227,13 +288,17 @@ _BACKBONE = (
     *((f"{digit}.input_layernorm.", f"{digit}.norm.") for digit in range(10)),
 )
 # No file of a model without attention has these; its layers have no feed-forward block either.
-_OF_ATTENTION = "num_attention_heads num_key_value_heads head_dim attention_bias "
-_OF_ATTENTION += "attention_dropout intermediate_size mlp_bias rope_theta rope_scaling"
+_OF_ATTENTION = """
+    num_attention_heads num_key_value_heads head_dim attention_bias attention_dropout
+    intermediate_size mlp_bias rope_theta rope_scaling
+"""
 _SPELLING = {"rms_norm_eps": "layer_norm_epsilon"}
 
 MAMBA = Family(
     config=MambaConfig,
     layer=layer,
+    rotary=no_rotary,
+    decoder=StateDecoder,
     architecture="MambaForCausalLM",
     spelling=_SPELLING,
     unwritten=_OF_ATTENTION,
@@ -244,6 +309,8 @@ MAMBA = Family(
 MAMBA2 = Family(
     config=Mamba2Config,
     layer=layer,
+    rotary=no_rotary,
+    decoder=StateDecoder,
     architecture="Mamba2ForCausalLM",
     spelling=_SPELLING,
     unwritten=_OF_ATTENTION,
@@ -255,6 +322,7 @@ BAMBA = Family(
     config=BambaConfig,
     layer=layer,
     rotary=rotary,
+    decoder=StateDecoder,
     architecture="BambaForCausalLM",
     names=(
         ("model.norm.", "model.final_layernorm."),
