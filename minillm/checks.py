@@ -42,8 +42,8 @@ __all__ = [
     "check_previous_ids",
     "check_prompt",
     "check_room",
-    "check_row_ids",
     "check_rows",
+    "check_rows_kept",
     "check_settings",
     "check_sizes",
     "check_targets",
@@ -421,7 +421,7 @@ def check_kept(name: str, x: Tensor, shape: tuple[Any, ...], layer: Any) -> None
         raise ValueError(f"{name} are {found}, the cache {wanted}")
 
 
-def check_row_ids(rows: Tensor, batch_size: int) -> None:
+def check_rows_kept(rows: Tensor, batch_size: int) -> None:
     """Raises: ValueError unless each is a row of a batch; rows on a GPU are not looked at."""
     wrong = rows.ndim != 1 or not len(rows)
     if not wrong and rows.device.type == "cpu":

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from minillm.checks import check_kept, check_row_ids, check_sizes
+from minillm.checks import check_kept, check_rows_kept, check_sizes
 
 __all__ = ["CacheLayer", "DynamicLayer", "KVCache", "make_cache"]
 
@@ -244,7 +244,7 @@ class KVCache:
         Raises: ValueError if there is no such row (`rows` that lie on a GPU are not looked at).
         """
         rows = torch.as_tensor(rows, dtype=torch.long)
-        check_row_ids(rows, self.batch_size)
+        check_rows_kept(rows, self.batch_size)
         for layer in self.layers:
             layer.reorder(rows)
 
