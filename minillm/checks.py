@@ -33,12 +33,15 @@ __all__ = [
     "check_input",
     "check_inputs",
     "check_kind",
+    "check_logits",
     "check_mask",
     "check_number",
     "check_one_of",
     "check_positions",
+    "check_previous_ids",
     "check_prompt",
     "check_room",
+    "check_rows",
     "check_settings",
     "check_sizes",
     "check_targets",
@@ -48,6 +51,7 @@ __all__ = [
     "check_utf8",
     "context_length",
     "count_in",
+    "finite_maximum",
     "is_id",
     "list_of",
     "look_up",
@@ -384,8 +388,10 @@ def check_targets(logits: Any, targets: Tensor, ignore_index: int) -> None:
     probs = targets.is_floating_point() and targets.shape == logits.shape
     if not probs and (targets.is_floating_point() or shape[:-1] != tuple(targets.shape)):
         raise ValueError(f"logits {shape} do not fit targets {tuple(targets.shape)}")
+    if probs or targets.device.type != "cpu":  # elsewhere one would have to wait for the answer
+        return
     counted = targets[targets != ignore_index]
-    if not probs and targets.device.type == "cpu" and counted.numel():
+    if counted.numel():
         low, high = (int(x) for x in counted.aminmax())
         if low < 0 or high >= V:
             raise ValueError(f"targets {low}..{high} outside the vocabulary of {V}")
@@ -464,6 +470,41 @@ def check_attention(
         bias = _four_dimensions("bias", bias, (B, H, T, S))
         bias = bias.to(torch.promote_types(q.dtype, torch.float32))
     return mask, bias
+
+
+def check_logits(x: Any, *, like: Tensor | None = None, made_by: object = None) -> None:
+    """Raises: ValueError unless x is (B, V), not empty, or of that shape, if it was made of it."""
+    shape = tuple(x.shape) if hasattr(x, "shape") else quoted(x)
+    if like is not None and shape != tuple(like.shape):
+        made_by = getattr(made_by, "__name__", made_by)
+        raise ValueError(f"{made_by} must return logits {tuple(like.shape)}, not {shape}")
+    if x.ndim != 2 or not x.numel():
+        raise ValueError(f"logits must be (B, V), not empty, got {shape}")
+
+
+def check_previous_ids(ids: Tensor, logits: Tensor) -> None:
+    """Raises: ValueError unless ids are (B, T) for logits (B, V), and, on a CPU, all below V."""
+    if ids.ndim != 2 or ids.shape[0] != logits.shape[0]:
+        have, want = tuple(ids.shape), tuple(logits.shape)
+        raise ValueError(f"previous_ids {have} must be (B, T) for logits {want}")
+    V, on_cpu = logits.shape[-1], ids.device.type == "cpu"  # asking a GPU means waiting
+    if on_cpu and ids.numel() and (largest := int(ids.amax())) >= V:
+        raise ValueError(f"previous_ids hold {largest}, the vocabulary {V} tokens")
+
+
+def check_rows(rows: Sequence[int], count: int) -> None:
+    """Raises: ValueError unless rows are so many different numbers, 0 and up."""
+    if not len(rows) == len(set(rows)) == count or min(rows) < 0:
+        raise ValueError(f"rows {list(rows)} are not {count} different numbers, 0 and up")
+
+
+def finite_maximum(logits: Tensor) -> Tensor:
+    """The maximum of each row (B, 1). Raises: ValueError if one is NaN or infinite."""
+    top = logits.amax(-1, keepdim=True)  # one NaN in a row makes it NaN
+    # The one question that a `Sampler` asks a GPU at each step: it waits for the answer.
+    if bool((top - top).any()):  # 0 for every finite number, NaN for all else
+        raise ValueError("logits hold NaN or +inf, or a row has nothing but -inf")
+    return top
 
 
 def _four_dimensions(name: str, x: Tensor, target: tuple[int, ...]) -> Tensor:

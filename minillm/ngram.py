@@ -10,7 +10,7 @@ import math
 import random
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Self
 
 from minillm.checks import check_texts
@@ -154,27 +154,28 @@ class NGramModel:
         self._rows = [discounted(t, d, added) for t, d in zip(tables, taken, strict=True)]
         return self
 
-    def _levels(self, context: Sequence[str]) -> Iterator[tuple[dict[str, float], float]]:
+    def _levels(self, context: Sequence[str]) -> list[tuple[dict[str, float], float]]:
         """The rows that speak about a context, from the most general to the most special."""
         if not self._rows:
             raise ValueError("fit the model before asking it")
         context = tuple(context[-(self.n - 1) :]) if self.n > 1 else ()
-        for order in range(len(context) + 1):
-            row = self._rows[order].get(context[len(context) - order :])
-            if self.smoothing == "kneser_ney" and row is None:
-                return
-            if self.smoothing == "kneser_ney" or order == len(context):
-                yield row or ({}, 1.0 if self.smoothing == "add_k" else 0.0)
+        if self.smoothing != "kneser_ney":  # the whole context, or nothing
+            unseen: tuple[dict[str, float], float] = {}, float(self.smoothing == "add_k")
+            return [self._rows[len(context)].get(context, unseen)]
+        shorter = (context[len(context) - order :] for order in range(len(context) + 1))
+        rows = [self._rows[order].get(part) for order, part in enumerate(shorter)]
+        return [row for row in rows if row is not None]
 
     def prob(self, token: str, context: Sequence[str] = ()) -> float:
         """p(token | the last n - 1 tokens of context); a sentence's first context is [BEGIN].
 
         A token outside the vocabulary gets UNKNOWN's times 1/257 for each byte and for its end.
         """
-        p = 0.0 if token == BEGIN else 1 / len(self.vocabulary or "-")
+        levels = self._levels(context)
+        p = 0.0 if token == BEGIN else 1 / len(self.vocabulary)
         if token not in self.vocabulary:
             p *= 257.0 ** -(len(token.encode()) + 1)
-        for shares, left in self._levels(context):
+        for shares, left in levels:
             p = shares.get(token, 0.0) + left * p
         return p
 
@@ -204,7 +205,7 @@ class NGramModel:
         """A sentence: each token is one seen in its context, or comes from a shorter context."""
         tokens = [BEGIN]
         while tokens[-1] != END:
-            token = self._draw([*self._levels(tokens)][::-1], rng)
+            token = self._draw(self._levels(tokens)[::-1], rng)
             tokens += [token] if token != UNKNOWN else []
         return tokens[1:-1]
 

@@ -8,7 +8,7 @@ from family_checkpoints import FAMILY_CONFIGS
 from pretended_device import PretendedDevice, PretendedTensor, same_there
 
 from minillm.cache.base import CACHE_KINDS
-from minillm.generation import sampling
+from minillm.generation import fast_sampling, sampling
 from minillm.generation.decoding import generate
 from minillm.generation.sampling import Sampler
 from minillm.generation.search import beam_search, exhaustive_search
@@ -226,8 +226,8 @@ def test_other_ways_to_draw_take_the_devices_generator():
     def run(x):
         generator = torch.Generator(x.device).manual_seed(3)
         return [
-            sampling.draw_gumbel(x, generator=generator),
-            sampling.draw_exponential(x.softmax(-1), generator=generator),
+            fast_sampling.draw_gumbel(x, generator=generator),
+            fast_sampling.draw_exponential(x.softmax(-1), generator=generator),
         ]
 
     assert not same_there(run, LOGITS).waits

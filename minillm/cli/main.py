@@ -725,12 +725,13 @@ def _new_tokens(asked: int | None, length: int, context: int) -> int:
 
 
 def sampler(a: argparse.Namespace) -> Any:
-    """The sampler of the options, which are called as its fields."""
+    """The sampler of the options, which are called as its fields (all but `steps`)."""
     from dataclasses import fields
 
     from minillm.generation.sampling import Sampler
 
-    return Sampler(**{field.name: getattr(a, field.name) for field in fields(Sampler)})
+    names = {field.name for field in fields(Sampler)} - {"steps"}
+    return Sampler(**{name: getattr(a, name) for name in names})
 
 
 def chat(a: argparse.Namespace) -> None:

@@ -62,8 +62,17 @@ class NoShortCut(TorchFunctionMode):
 )
 def _attend_causally(answer: Callable[[Tensor, Tensor, Tensor], Tensor]) -> str | None:
     generator = torch.Generator().manual_seed(4)
-    for T, S, D, size in ((5, 5, 4, 1), (5, 5, 16, 1), (2, 7, 4, 1), (1, 4, 9, 1), (4, 6, 4, 60)):
+    for T, S, D, size in (
+        (5, 5, 4, 1),
+        (5, 5, 16, 1),
+        (2, 7, 4, 1),
+        (1, 4, 9, 1),
+        (4, 6, 4, 60),
+        (5, 5, 4, -9),
+    ):
         q, k = (torch.randn(n, D, generator=generator) * size for n in (T, S))
+        if size < 0:  # all scores far below 0
+            q, k = q.abs(), -k.abs()
         v = torch.randn(S, 3, generator=generator)
         try:
             with NoShortCut():
@@ -86,6 +95,9 @@ def _attend_causally(answer: Callable[[Tensor, Tensor, Tensor], Tensor]) -> str 
 
         if close(out, result(raw / D**0.5, late)):
             continue
+        for low in (-10, -20, -50, -100, -1000):
+            if close(out, _softmax((raw / D**0.5).masked_fill(late, low)) @ v):
+                return f"a forbidden score of {low} is not forbidden if the allowed ones are lower"
         if size > 1 and not out.isfinite().all():
             return (
                 "when scores are large the result is not finite: exp without subtracting the "
@@ -93,12 +105,14 @@ def _attend_causally(answer: Callable[[Tensor, Tensor, Tensor], Tensor]) -> str 
             )
         probs = torch.softmax(raw / D**0.5, -1)
         shifted = torch.arange(S) >= torch.arange(T)[:, None] + S - T
+        further = torch.arange(S) > torch.arange(T)[:, None] + S - T + 1
         columns = torch.softmax((raw / D**0.5).masked_fill(late, -torch.inf), 0).nan_to_num(0.0)
         mistakes = (
             (result(raw / D**0.5, corner), "the mask is aligned with the first key, not the last"),
             (result(raw / D**0.5, late & False), "nothing is masked: queries read the future"),
             (result(raw / D**0.5, ~late), "the mask is upside down: only the future is read"),
             (result(raw / D**0.5, shifted), "each query should read itself, too"),
+            (result(raw / D**0.5, further), "each query reads one key too many, the next word's"),
             (result(raw, late), "the scores are not divided by the square root of D"),
             (result(raw / D, late), "the scores are divided by D, not by its square root"),
             (result(raw / S**0.5, late), "divide by the root of D, the size of a query, not of S"),
@@ -176,7 +190,7 @@ def _prefix_mask(answer: Callable[[int, int, int], Tensor]) -> str | None:
         if torch.equal(mask, ~(causal | prefix)):
             return f"{call} is upside down: True should mean that a query may read"
         t, s = ((mask != (causal | prefix)).nonzero()[0]).tolist()
-        may = "may" if (causal | prefix)[t, s] else "may not"
+        may = "should be allowed to" if (causal | prefix)[t, s] else "must not"
         return f"{call}: query {t} (position {t + S - T}) {may} read key {s}"
     return None
 

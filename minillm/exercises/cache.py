@@ -136,7 +136,8 @@ HINTS: dict[tuple[str, Any], str] = {
     ("mask of the last step", (1, 120)): "the last token is drawn, nobody reads it",
     ("mask of the last step", (119, 119)): "with a cache, a step has one query",
     ("mask of the last step", (119, 1)): "queries first: (T, S)",
-    ("bytes of the cache at the end", 45_696): "keys and values are kept",
+    ("bytes of the cache at the end", 45_696): "half of it: keys and values are kept, and a number "
+    "in float32 has 4 bytes",
     ("bytes of the cache at the end", 30_464): "each of the 3 layers keeps its own",
     ("bytes of the cache at the end", 92_160): "119 positions are kept, the last token is not",
 }

@@ -1,13 +1,14 @@
-"""Graders of deeper/07_gradients: the scores of attention, an RMS norm."""
+"""Graders of deeper/07_gradients: the scores of attention, an RMS norm, accumulation."""
 
 import math
 from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
+import torch.nn.functional as F
+from torch import Tensor, nn
 
-from minillm.exercises import exercise
+from minillm.exercises import Unsolved, exercise
 
 __all__: list[str] = []
 
@@ -95,6 +96,77 @@ def _norm_gradients(answer: Callable[..., tuple[Tensor, Tensor]]) -> str | None:
             return "the part through r has one r too few below it: both x in it stand over r"
         if not _close(dx, (dn - n * along) / r):
             return "dx is wrong: the direct part is dy * gain / r; which part comes through r?"
+    return None
+
+
+@exercise(
+    "07_gradients.3",
+    "what must be known before the first backward pass, if each is to be divided by it?",
+    "sums add up over batches, means do not; and one graph at a time is in memory",
+)
+def _accumulate(answer: Callable[[nn.Module, list[tuple[Tensor, Tensor]]], float]) -> str | None:
+    function = getattr(answer, "function", answer)  # its None is told apart below
+    generator = torch.Generator().manual_seed(5)
+    table = nn.Embedding(11, 11, dtype=torch.float64)
+    events: list[str] = []
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = table
+
+        def forward(self, ids: Tensor) -> Tensor:
+            logits = self.table(ids)
+            events.append("forward")
+            if logits.requires_grad:
+                logits.register_hook(lambda _: events.append("backward"))
+            return logits
+
+    batches = []
+    for kept in (1, 12, 5):
+        ids = torch.randint(11, (2, 7), generator=generator)
+        targets = ids[:, 1:].clone()
+        targets.view(-1)[kept:] = -100
+        batches.append((ids[:, :-1], targets))
+
+    def mean(rows: list[tuple[Tensor, Tensor]]) -> Tensor:
+        parts = [
+            F.cross_entropy(table(x).flatten(0, 1), y.flatten(), reduction="sum") for x, y in rows
+        ]
+        return torch.stack(parts).sum() / sum(int((y != -100).sum()) for _, y in rows)
+
+    expected = torch.autograd.grad(mean(batches), table.weight)[0]
+    each = [torch.autograd.grad(mean([b]), table.weight)[0] for b in batches]
+    model = Model()
+    loss = function(model, batches)
+    if table.weight.grad is None and (loss is None or loss is ...):
+        raise Unsolved
+    if table.weight.grad is None:
+        return "after your function the parameters have no gradient: call backward for each batch"
+    found = table.weight.grad.clone()
+    if (calls := events.count("forward")) != 3:
+        return f"the model should see each batch once, one by one; it was called {calls} times"
+    if _close(found, torch.stack(each).mean(0)):
+        return "you average the batches' means: a batch with 1 target weighs as much as one with 12"
+    if _close(found, torch.stack(each).sum(0)):
+        return "you add up means: divide the sum of all losses by the count of all targets, 18"
+    if _close(found, expected * 18 / 36) or _close(found, expected * 18 / 12):
+        return "you divide by all positions: those with the label -100 do not count"
+    if _close(found, expected * 18):
+        return "you forgot to divide by the number of targets"
+    if not _close(found, expected):
+        return "the gradient differs from that of one large batch with all the targets"
+    if events != ["forward", "backward"] * 3:
+        return "the gradient is right, but all graphs wait for the end: backward after each batch"
+    wanted = mean(batches).item()
+    if loss is None or loss is ...:
+        return "the gradients are right; now return the mean loss as well"
+    value = float(loss.detach() if isinstance(loss, Tensor) else loss)
+    if abs(value - wanted) > 1e-5:  # a count that is a tensor makes it float32
+        return f"the mean loss over all 18 targets is {wanted:.4f}, you return {value:.4f}"
+    function(model, batches)
+    if not _close(table.weight.grad, expected):
+        return "called again, your function adds to the old gradients: set them to None first"
     return None
 
 

@@ -54,8 +54,10 @@ def multi_head(answer: Callable[..., Tensor]) -> str | None:
             return f"{case} each head is right; swap heads and positions back before you join them"
         if same(merge_heads(attention(q, k, v)) @ w_o.T):
             return f"{case} positions read the future: the mask is missing"
-        for scale, name in ((1.0, "nothing"), (C**-0.5, "sqrt(C)"), (1 / D, "D")):
-            if same(merge_heads(attention(q, k, v, is_causal=True, scale=scale)) @ w_o.T):
+        if same(merge_heads(attention(q, k, v, is_causal=True, scale=1.0)) @ w_o.T):
+            return f"{case} the scores are not divided: a head has D numbers, divide by sqrt(D)"
+        for divisor, name in ((C**0.5, "sqrt(C)"), (D, "D"), ((C // H) ** 0.5, "sqrt(C // H)")):
+            if same(merge_heads(attention(q, k, v, is_causal=True, scale=1 / divisor)) @ w_o.T):
                 return f"{case} you divide the scores by {name}; a head has D numbers"
         cut = [(x @ w.T).reshape(B, H, T, D) for w in ws]
         mixed = attention(*cut, is_causal=True)
@@ -87,7 +89,7 @@ def multi_head(answer: Callable[..., Tensor]) -> str | None:
 
 def _untransposed(x: Tensor, ws: list[Tensor], w_o: Tensor, heads: int) -> Tensor:
     """The likely slip `x @ w`, which runs where the matrices are square."""
-    if x.shape[-1] != w_o.shape[1]:
+    if x.shape[-1] != w_o.shape[1] or x.shape[-1] != ws[0].shape[0]:
         return torch.empty(0)
     q, k, v = (split_heads(x @ w, heads) for w in ws)
     return merge_heads(attention(q, k, v, is_causal=True)) @ w_o

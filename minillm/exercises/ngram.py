@@ -81,30 +81,44 @@ def entropy_and_floor(answer: Callable[[dict[str, float]], Sequence[float]]) -> 
 def add_k(answer: Callable[..., float]) -> str | None:
     for k in (1.0, 0.25):
         for context in ("a", "San", "never"):
-            try:
-                probs = {w: answer(w, context, list(PAIRS), set(WORDS), k) for w in sorted(WORDS)}
-            except ZeroDivisionError:
-                return f"after {context!r} nothing was counted: the k's are all there is to share"
-            seen = sum(first == context for first, _ in PAIRS)
-            if all(
-                _close(p, (PAIRS.count((context, w)) + k) / (len(PAIRS) + k * len(WORDS)))
-                for w, p in probs.items()
-            ):
-                return "divide by how often the context came, not by the number of all pairs"
-            if all(_close(p, PAIRS.count((context, w)) / max(seen, 1)) for w, p in probs.items()):
-                return f"after {context!r} with k = {k} these are the plain shares: where is k?"
-            total = sum(probs.values())
-            if not _close(total, 1):
-                return (
-                    f"the probabilities after {context!r} with k = {k} sum to {total:.4g}, not to 1"
-                )
-            for word, value in probs.items():
-                wanted = (PAIRS.count((context, word)) + k) / (seen + k * len(WORDS))
-                if not _close(value, wanted):
-                    return (
-                        f"p({word}|{context}) with k = {k} is {wanted:.4f}, you return {value:.4f}"
-                    )
+            if said := _wrong_shares(answer, context, PAIRS, WORDS, k):
+                return said
+    for context in ("on", BEGIN):  # words that stand on both sides, and a context that is no word
+        pairs = [("on", "off"), ("off", "on"), ("on", "off"), (BEGIN, "on"), ("off", "off")]
+        if said := _wrong_shares(answer, context, pairs, {"on", "off", "out"}, 0.5):
+            return said
     return None
+
+
+def _wrong_shares(
+    answer: Callable[..., float], context: str, pairs: list[tuple], words: set[str], k: float
+) -> str | None:
+    case = f"after {context!r} with k = {k}"
+    try:
+        probs = {w: answer(w, context, list(pairs), set(words), k) for w in sorted(words)}
+    except ZeroDivisionError:
+        return f"after {context!r} nothing was counted: the k's are all there is to share"
+    counts = {w: pairs.count((context, w)) for w in words}
+    seen, V = sum(first == context for first, _ in pairs), len(words)
+
+    def are(total: float) -> bool:
+        return all(_close(p, (counts[w] + k) / total) for w, p in probs.items())
+
+    if are(seen + k * V):
+        return None
+    if are(len(pairs) + k * V):
+        return "divide by how often the context came, not by the number of all pairs"
+    if are(sum(context in pair for pair in pairs) + k * V):
+        return "a context is the *first* of a pair: count it only there"
+    if are(seen + k * (V + 1)):
+        return "V is the size of `vocabulary`: what may come next, contexts not counted"
+    if all(_close(p, counts[w] / max(seen, 1)) for w, p in probs.items()):
+        return f"{case} these are the plain shares: where is k?"
+    if not _close(total := sum(probs.values()), 1):
+        return f"the probabilities {case} sum to {total:.4g}, not to 1"
+    wrong = next(w for w, p in probs.items() if not _close(p, (counts[w] + k) / (seen + k * V)))
+    wanted = (counts[wrong] + k) / (seen + k * V)
+    return f"p({wrong}|{context}) with k = {k} is {wanted:.4f}, you return {probs[wrong]:.4f}"
 
 
 PREDICTIONS: dict[str, tuple[float, str]] = {
@@ -153,6 +167,8 @@ def predictions(answer: Any) -> str | None:
         if not isinstance(value, int | float):
             return f"a number is asked, not {value!r}: {question}"
     wrong = [q for q, (value, _) in PREDICTIONS.items() if abs(answer[q] - value) > 0.002]
+    if any(0 < abs(answer[q] - value) < 0.005 for q, (value, _) in PREDICTIONS.items()):
+        return "one number is rounded: write it exactly, such as 1 / 3"
     wrong += [q for q in PREDICTIONS if math.isinf(PREDICTIONS[q][0]) and answer[q] != math.inf]
     if not wrong:
         return None
@@ -200,6 +216,8 @@ def repaired(answer: Callable[[str, dict[str, Counter]], float]) -> str | None:
             return "this is the probability; its logarithm was asked"
         if _close(found, sum(map(math.log2, factors))):
             return "this is in bits; the natural logarithm was asked"
+        if _close(found, sum(map(math.log, [factors[0], *factors]))):
+            return "the first word is counted twice: its factor stands in the chain once"
         pairs = sum(row.total() for row in after.values())
         tokens = [BEGIN, *sentence.split(), END]
         for taken in (list(pairwise(tokens)), list(pairwise(tokens))[:-1]):

@@ -155,7 +155,7 @@ def shaded_text(
         ax.add_patch(_rectangle(x, y - 0.45, len(piece), 0.9, color))
         for i, letter in enumerate(piece):
             ax.text(
-                x + i + 0.5, y, letter, ha="center", va="center", fontsize=8, family="monospace"
+                x + i + 0.5, y, letter, ha="center", va="center", fontsize=10, family="monospace"
             )
     ax.set(xlim=(0, columns), ylim=(row + 0.6, -2.2))
     ax.axis("off")

@@ -369,4 +369,6 @@ def _dear_and_cheap(answer: Any) -> str | None:
         ids = len(_gpt2().encode(text))
         if not holds(len(text), ids):
             return f"{name!r} has {len(text)} characters and {ids} ids: {hint}"
+        if name == "cheap" and len(set(text.split())) < 5:
+            return f"{name!r} repeats itself: at least five different words"
     return None

@@ -1,4 +1,4 @@
-"""Graders of notebook 07: targets, numbers to expect, accumulation, a loop, a source of batches."""
+"""Graders of notebook 07: targets, numbers to expect, a loop, a source of batches."""
 
 import itertools
 import json
@@ -108,77 +108,6 @@ def _expected(answer: Any) -> str | None:
     return None
 
 
-@exercise(
-    "07.3",
-    "what must be known before the first backward pass, if each is to be divided by it?",
-    "sums add up over batches, means do not; and one graph at a time is in memory",
-)
-def _accumulate(answer: Callable[[nn.Module, Batches], float]) -> str | None:
-    function = getattr(answer, "function", answer)  # its None is told apart below
-    generator = torch.Generator().manual_seed(5)
-    table = nn.Embedding(11, 11, dtype=torch.float64)
-    events: list[str] = []
-
-    class Model(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.table = table
-
-        def forward(self, ids: Tensor) -> Tensor:
-            logits = self.table(ids)
-            events.append("forward")
-            if logits.requires_grad:
-                logits.register_hook(lambda _: events.append("backward"))
-            return logits
-
-    batches = []
-    for kept in (1, 12, 5):
-        ids = torch.randint(11, (2, 7), generator=generator)
-        targets = ids[:, 1:].clone()
-        targets.view(-1)[kept:] = -100
-        batches.append((ids[:, :-1], targets))
-
-    def mean(rows: list[tuple[Tensor, Tensor]]) -> Tensor:
-        parts = [
-            F.cross_entropy(table(x).flatten(0, 1), y.flatten(), reduction="sum") for x, y in rows
-        ]
-        return torch.stack(parts).sum() / sum(int((y != -100).sum()) for _, y in rows)
-
-    expected = torch.autograd.grad(mean(batches), table.weight)[0]
-    each = [torch.autograd.grad(mean([b]), table.weight)[0] for b in batches]
-    model = Model()
-    loss = function(model, batches)
-    if table.weight.grad is None and (loss is None or loss is ...):
-        raise Unsolved
-    if table.weight.grad is None:
-        return "after your function the parameters have no gradient: call backward for each batch"
-    found = table.weight.grad.clone()
-    if (calls := events.count("forward")) != 3:
-        return f"the model should see each batch once, one by one; it was called {calls} times"
-    if _close(found, torch.stack(each).mean(0)):
-        return "you average the batches' means: a batch with 1 target weighs as much as one with 12"
-    if _close(found, torch.stack(each).sum(0)):
-        return "you add up means: divide the sum of all losses by the count of all targets, 18"
-    if _close(found, expected * 18 / 36) or _close(found, expected * 18 / 12):
-        return "you divide by all positions: those with the label -100 do not count"
-    if _close(found, expected * 18):
-        return "you forgot to divide by the number of targets"
-    if not _close(found, expected):
-        return "the gradient differs from that of one large batch with all the targets"
-    if events != ["forward", "backward"] * 3:
-        return "the gradient is right, but all graphs wait for the end: backward after each batch"
-    wanted = mean(batches).item()
-    if loss is None or loss is ...:
-        return "the gradients are right; now return the mean loss as well"
-    value = float(loss.detach() if isinstance(loss, Tensor) else loss)
-    if abs(value - wanted) > 1e-5:  # a count that is a tensor makes it float32
-        return f"the mean loss over all 18 targets is {wanted:.4f}, you return {value:.4f}"
-    function(model, batches)
-    if not _close(table.weight.grad, expected):
-        return "called again, your function adds to the old gradients: set them to None first"
-    return None
-
-
 MISTAKES = {
     "softmax": "F.cross_entropy wants logits: softmax is still taken twice",
     "shift": "the targets are shifted already, and your loop shifts them once more",
@@ -209,7 +138,7 @@ def _loop(
 
 
 @exercise(
-    "07.4",
+    "07.3",
     "read it line by line: what goes into the loss, and in which order are gradients used?",
     "logits, loss, clear, backward, clip, step: another order trains something else",
 )
@@ -257,7 +186,7 @@ def _find_the_mistakes(answer: Callable[[nn.Module, Any, Batches], float]) -> st
 
 
 @exercise(
-    "07.5",
+    "07.4",
     "if an epoch's order depends on the seed and the epoch alone, what is left to remember?",
     "an order that can be made again needs no memory: one count says where the source stands",
 )

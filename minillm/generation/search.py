@@ -12,7 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from minillm.generation.sampling import end_ids, enforce_min_new_tokens, to_float64
+from minillm.device import to_float64
+from minillm.generation.sampling import end_ids, enforce_min_new_tokens
 
 __all__ = ["Hypothesis", "Step", "beam_search", "exhaustive_search", "viterbi_segment"]
 

@@ -12,8 +12,9 @@ from torch import Tensor
 
 from minillm.cache.base import KVCache
 from minillm.checks import check_prompt
+from minillm.device import to_float64
 from minillm.generation.decoding import FROM_CONFIG, StoppingCriteria
-from minillm.generation.sampling import GREEDY, Sampler, draw, to_float64
+from minillm.generation.sampling import GREEDY, Sampler, draw
 from minillm.model import CausalLM
 from minillm.modes import EvalMode
 

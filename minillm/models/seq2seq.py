@@ -142,11 +142,10 @@ class Seq2SeqConfig:
         return end_ids(self.eos_token_id)
 
 
-_SIZES = ["vocab_size", "decoder_vocab_size", "max_position_embeddings", "d_model"]
-
-_SIZES += ["encoder_layers", "encoder_attention_heads", "encoder_ffn_dim"]
-
-_SIZES += ["decoder_layers", "decoder_attention_heads", "decoder_ffn_dim"]
+_SIZES = """
+    vocab_size decoder_vocab_size max_position_embeddings d_model encoder_layers
+    encoder_attention_heads encoder_ffn_dim decoder_layers decoder_attention_heads decoder_ffn_dim
+""".split()
 
 
 class EncoderLayer(nn.Module):

@@ -149,9 +149,10 @@ class VisionConfig:
         return self.grid[0] * self.grid[1] + self.class_token
 
 
-_SIZES = ["num_channels", "hidden_size", "intermediate_size", "num_hidden_layers"]
-
-_SIZES += ["num_attention_heads", "pooler_output_size"]
+_SIZES = """
+    num_channels hidden_size intermediate_size num_hidden_layers num_attention_heads
+    pooler_output_size
+""".split()
 
 _POOLER_ACTIVATIONS = {**ACTIVATIONS, "tanh": torch.tanh}
 

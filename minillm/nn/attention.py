@@ -1,8 +1,8 @@
 """Attention: softmax, masks, and one function with several backends that give the same numbers.
 
 q is (B, H, T, D), k is (B, G, S, D), v is (B, G, S, E); G divides H, and query head h reads key
-head h // (H / G). Masks are bool, True where a query may read; who may read nothing gets zeros.
-Explained in notebook 03.
+head h // (H / G). Masks are bool, True where a query may read; a query that may read nothing
+gets zeros. Explained in notebook 03.
 """
 
 # Built from notebooks/03_attention.ipynb: edit there, then make build.

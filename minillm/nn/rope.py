@@ -36,7 +36,7 @@ def rope_periods(
 class Rotation:
     """The rotation of some positions: called on queries or keys, it turns them.
 
-    Number i of a head and number i + D/2 are a pair. `cos` and `sin` hold one entry a coordinate
+    Number i of a head and number i + D/2 are a pair. `cos` and `sin` hold one entry per coordinate
     and carry the scaling's factor; `signed_sin` is `sin`, but negative for the first of each pair:
     x turns into x cos + partner signed_sin, in float32.
 
@@ -57,7 +57,7 @@ class Rotation:
 
     @staticmethod
     def spread(pairs: Tensor) -> Tensor:
-        """One entry a pair becomes one a coordinate: (..., D/2) -> (..., D)."""
+        """One entry per pair becomes one per coordinate: (..., D/2) -> (..., D)."""
         return torch.cat((pairs, pairs), -1)
 
     @staticmethod

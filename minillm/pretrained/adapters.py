@@ -36,17 +36,11 @@ _CONFIG, _WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 # Settings that change no number of an adapter once it is trained.
-_IGNORED_KEYS = {
-    "auto_mapping",
-    "base_model_name_or_path",
-    "inference_mode",
-    "peft_version",
-    "revision",
-}
-
-_IGNORED_KEYS |= {"task_type", "megatron_core", "qalora_group_size", "ensure_weight_tying"}
-
-_IGNORED_KEYS |= {"fan_in_fan_out"}  # how the base stores its matrix: peft corrects it too
+# (fan_in_fan_out is how the base stores its matrix: peft corrects it too.)
+_IGNORED_KEYS = """
+    auto_mapping base_model_name_or_path inference_mode peft_version revision task_type
+    megatron_core qalora_group_size ensure_weight_tying fan_in_fan_out
+""".split()
 
 # Settings that choose among the layers that target_modules names.
 _NARROWING = ("exclude_modules", "layers_to_transform", "layers_pattern")

@@ -50,10 +50,12 @@ WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 
 # What a model is read from, as names or patterns, and what its tokenizer: a saved one replaces all.
-MODEL_FILES = [WEIGHTS, INDEX, f"model-{'[0-9]' * 5}-of-{'[0-9]' * 5}.safetensors"]
-MODEL_FILES += ["generation_config.json"]
-TOKENIZER_FILES = ["tokenizer.json", "tokenizer_config.json", "chat_template.jinja"]
-TOKENIZER_FILES += ["special_tokens_map.json", "added_tokens.json"]
+SHARDS = f"model-{'[0-9]' * 5}-of-{'[0-9]' * 5}.safetensors"
+MODEL_FILES = [WEIGHTS, INDEX, SHARDS, "generation_config.json"]
+TOKENIZER_FILES = """
+    tokenizer.json tokenizer_config.json chat_template.jinja special_tokens_map.json
+    added_tokens.json
+""".split()
 
 LOST = "read back from files, the model would be another one"
 

@@ -53,8 +53,10 @@ _TOKENS = ("image_token_id", "video_token_id", "vision_start_token_id", "vision_
 
 # Keys of the tower that say nothing new: older spellings, which transformers does not look at.
 _SAME = {"in_chans": "in_channels", "spatial_patch_size": "patch_size"}
-_SILENT = {"model_type", "initializer_range", "dtype", "torch_dtype", "rope_parameters"}
-_SILENT |= {"_attn_implementation", "_attn_implementation_autoset", "transformers_version"}
+_SILENT = """
+    model_type initializer_range dtype torch_dtype rope_parameters _attn_implementation
+    _attn_implementation_autoset transformers_version
+""".split()
 
 
 def read_config(
@@ -103,7 +105,7 @@ def _read_vision(data: Mapping[str, Any]) -> QwenVisionConfig:
         raise ValueError(f"vision_config: {given} is not computed: axial")
     found["rope_theta"] = rope.get("rope_theta", 10000.0)
     known = {f.name for f in fields(QwenVisionConfig)}
-    if strange := sorted(found.keys() - known - _SILENT):
+    if strange := sorted(found.keys() - known - {*_SILENT}):
         raise ValueError(f"vision_config holds what is not computed: {', '.join(strange)}")
     sizes = {k: v for k, v in found.items() if k in known}
     check_fields(QwenVisionConfig, sizes)

@@ -133,6 +133,9 @@ class ExactBatches:
         self._bytes = [len(tokenizer.decode_bytes([i])) for i in sizes]
         self._encode = cache(lambda text: tuple(tokenizer.encode_ordinary(text)))
 
+    def __iter__(self) -> "ExactBatches":
+        return self
+
     def __next__(self) -> tuple[Tensor, Tensor]:
         inputs, targets = next(self.batches)
         counted = targets != -100

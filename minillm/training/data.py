@@ -16,6 +16,7 @@ __all__ = [
     "BatchSource",
     "RowBatches",
     "WindowBatches",
+    "batch_source",
     "document_row",
     "epoch_order",
     "get_batch",
@@ -141,10 +142,20 @@ class WindowBatches:
 class BatchSource(Protocol):
     """What `Trainer` draws from: batches without end, and a state (plain JSON) to go back to."""
 
-    def __iter__(self) -> Any: ...
-
     def __next__(self) -> tuple[Tensor, Tensor]: ...
 
     def state_dict(self) -> dict[str, Any]: ...
 
     def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+
+def batch_source(batches: Any) -> BatchSource:
+    """`batches` itself if it has a state; any other iterable of (inputs, targets) is given one.
+
+    Raises: ValueError for what is no batches, such as texts.
+    """
+    if all(hasattr(batches, name) for name in ("__next__", "state_dict", "load_state_dict")):
+        return batches
+    from minillm.training.plain_batches import PlainBatches
+
+    return PlainBatches(batches)

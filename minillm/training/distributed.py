@@ -22,9 +22,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from minillm.device import OneProcess
 from minillm.training import checkpoint
 from minillm.training.checkpoint import CheckpointError
-from minillm.training.trainer import OneProcess
 
 __all__ = ["Processes", "World", "start", "stop", "world"]
 

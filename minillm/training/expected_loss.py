@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-__all__ = ["expected_loss"]
+__all__ = ["count_expected", "expected_loss"]
 
 
 def expected_loss(logits: Tensor, probs: Tensor, reduction: str = "mean") -> Tensor:
@@ -27,3 +27,9 @@ def expected_loss(logits: Tensor, probs: Tensor, reduction: str = "mean") -> Ten
         raise ValueError("targets of floating point are probabilities: from 0, of sum 1 (or all 0)")
     total = F.cross_entropy(logits, probs.to(logits.dtype), reduction="sum")
     return total if reduction == "sum" else total / counted.sum().clamp(min=1)
+
+
+def count_expected(probs: Tensor, token_bytes: Tensor | None) -> list[int]:
+    """Targets that count, and the bytes of text that they are expected to stand for."""
+    num_bytes = 0 if token_bytes is None else (probs @ token_bytes.to(probs)).sum()
+    return [int((probs.sum(-1) != 0).sum()), round(float(num_bytes))]

@@ -155,4 +155,10 @@ def _load(trainer: Trainer, path: Path) -> None:
 def _settings(trainer: Trainer) -> dict[str, Any]:
     """What a resumed run must share."""
     balance = {} if trainer.balance is None else trainer.balance.settings
-    return {**trainer.config.fixed_settings(), **balance}
+    parts = {name: _called(part) for name, part in trainer.handed_in.items() if part is not None}
+    return {**trainer.config.fixed_settings(), **parts, **balance}
+
+
+def _called(part: Any) -> str:
+    """The name of a function or of an object's class: all that a later run can compare."""
+    return getattr(part, "__qualname__", type(part).__qualname__)

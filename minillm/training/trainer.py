@@ -8,24 +8,23 @@ What must survive a kill is a part that is handed in: see `minillm.training.run`
 import dataclasses
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from minillm.checks import check_one_of
-from minillm.device import rng_state, set_rng_state
+from minillm.checks import NOT_NEGATIVE, SHARE, check_kind, check_one_of, list_of, whole
+from minillm.device import forward_of, fresh_rng_state, processes_of, rng_state, set_rng_state
 from minillm.modes import EvalMode
-from minillm.training.data import BatchSource
+from minillm.training.data import BatchSource, batch_source
 from minillm.training.loss import cross_entropy
 from minillm.training.optim import AdamW, Optimizer, clip_grad_norm, cosine_schedule, decay_groups
 
-__all__ = ["Balance", "Meter", "OneProcess", "TrainConfig", "Trainer"]
+__all__ = ["Meter", "TrainConfig", "Trainer"]
 
 if TYPE_CHECKING:
     from minillm.training.run import Run
@@ -36,8 +35,9 @@ class TrainConfig:
     """What decides the numbers of a training, and how often one looks at it.
 
     The rate climbs to `max_lr` for `warmup_steps` and falls to `min_lr` (None: a tenth) at `steps`.
-    A step adds up `gradient_accumulation_steps` batches; `max_norm` clips their gradient. Records
-    are made every `log_interval` steps; every `eval_interval` (0: at the end) one looks.
+    A step adds up `gradient_accumulation_steps` batches; `max_norm` clips their gradient. `seed` is
+    that of dropout, `precision` that of matrix products (weights are float32). Records are made
+    every `log_interval` steps; every `eval_interval` (0: at the end) one looks.
 
     Raises: ValueError for values out of range.
     """
@@ -51,29 +51,25 @@ class TrainConfig:
     weight_decay: float = 0.1
     max_norm: float = 1.0
     gradient_accumulation_steps: int = 1
-    precision: Literal["float32", "bfloat16"] = "float32"  # of matrix products; weights: float32
+    precision: Literal["float32", "bfloat16"] = "float32"
     compile: bool = False
     optimizer: Literal["adamw", "muon"] = "adamw"
     fused: bool = True  # torch's AdamW in one kernel; False: ours, the same formula
-    seed: int = 0  # of dropout
+    seed: int = 0
     parallel: Literal["ddp", "fsdp", "tensor"] = "ddp"  # under torchrun
     log_interval: int = 10
     eval_interval: int = 0
 
     def __post_init__(self) -> None:
+        for name in ("steps", "gradient_accumulation_steps", "log_interval"):
+            check_kind(name, getattr(self, name), whole(1))
+        for name in ("warmup_steps", "eval_interval"):
+            check_kind(name, getattr(self, name), whole())
+        for name in ("max_lr", "weight_decay", "eps"):
+            check_kind(name, getattr(self, name), NOT_NEGATIVE)
+        check_kind("betas", self.betas, list_of(SHARE))
         if self.min_lr is not None and not 0 <= self.min_lr <= self.max_lr:
             raise ValueError(f"min_lr {self.min_lr} must be from 0 to max_lr, {self.max_lr}")
-        self.learning_rate(0)  # refuses rates and a warm-up that make no schedule
-        for name in ("steps", "gradient_accumulation_steps", "log_interval"):
-            if (n := getattr(self, name)) < 1 or n % 1:
-                raise ValueError(f"{name} {n!r}: steps and batches are counts from 1")
-        if self.eval_interval < 0 or self.eval_interval % 1:
-            raise ValueError(f"eval_interval {self.eval_interval!r} is no count of steps")
-        for name in ("max_lr", "weight_decay", "eps"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise ValueError(f"{name} must be a number from 0, not {getattr(self, name)}")
-        if not all(0 <= beta < 1 for beta in self.betas):
-            raise ValueError(f"betas {self.betas}: each from 0, below 1")
         if not self.max_norm > 0:
             raise ValueError(f"max_norm must be positive, not {self.max_norm}")
         check_one_of("precision", self.precision, ("float32", "bfloat16"))
@@ -91,10 +87,7 @@ class TrainConfig:
         return cosine_schedule(step, self.max_lr, min_lr, warmup, self.steps)
 
     def make_optimizer(self, model: nn.Module) -> Optimizer:
-        """AdamW over the model's parameters, matrices with weight decay, vectors without.
-
-        With `optimizer="muon"` the matrices of the layers are moved by Muon instead.
-        """
+        """AdamW, with weight decay for matrices only, or Muon for the matrices of the layers."""
         groups = decay_groups(model, self.weight_decay)
         if self.optimizer == "muon":
             from minillm.training.muon import MuonAdamW
@@ -149,9 +142,10 @@ class Meter:
 
 def _count(targets: Tensor, token_bytes: Tensor | None) -> list[int]:
     """Targets that count, and the bytes of text they stand for, or are expected to."""
-    if targets.is_floating_point():  # probabilities (B, T, V)
-        num_bytes = 0 if token_bytes is None else (targets @ token_bytes.to(targets)).sum()
-        return [int((targets.sum(-1) != 0).sum()), round(float(num_bytes))]
+    if targets.is_floating_point():
+        from minillm.training.expected_loss import count_expected
+
+        return count_expected(targets, token_bytes)
     counted = targets[targets != -100]
     if token_bytes is None:
         return [len(counted), 0]
@@ -162,50 +156,13 @@ def _due(step: int, interval: int) -> bool:
     return interval > 0 and step % interval == 0
 
 
-class OneProcess:
-    """What several processes do in common, done by one: see `minillm.training.distributed`."""
-
-    rank, size = 0, 1
-
-    def wrap(self, model: nn.Module) -> nn.Module:
-        """What to call for the model."""
-        return model
-
-    def share(self, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-        """The rows of a batch that are ours."""
-        return batch
-
-    def communicate(self, forward: Any, now: bool) -> Any:
-        """Within this, a backward pass; with `now` it is the last of a step."""
-        return nullcontext()
-
-    def total(self, value: Tensor) -> Tensor:
-        """The sum over all processes."""
-        return value
-
-
-def _processes(parallel: Literal["ddp", "fsdp", "tensor"]) -> OneProcess:
-    if not (dist.is_available() and dist.is_initialized()):
-        return OneProcess()
-    from minillm.training.distributed import Processes
-
-    return Processes(parallel)
-
-
-class Balance(Protocol):
-    """What keeps the experts of a model in use while it trains: see `minillm.nn.moe`."""
-
-    settings: dict[str, Any]  # which a resumed run must share
-
-    def __call__(self, targets: Tensor) -> Tensor: ...  # a loss, after each forward pass
-
-    def after_step(self) -> None: ...  # the optimizer has moved the weights
-
-    def forget(self) -> None: ...  # the step is undone
-
-
 class Trainer:
     """Trains `model(ids (B, T)) -> logits (B, T, V)` on `batches` of (inputs, targets).
+
+    `batches` is any iterable; one without a state (`BatchSource`) begins anew when a run resumes.
+    `optimizer`, an object or a function of the model, takes the place of `config`'s, and keeps its
+    own rate unless there is a `schedule(step)`; `loss(logits, targets)` takes that of the mean
+    cross-entropy over the targets that count.
 
     `validate(model)` returns a number or a dict of them, `sample(model)` a text; both run every
     `eval_interval` steps and at the end. `token_bytes` (V,) adds the loss in bits per byte.
@@ -216,36 +173,35 @@ class Trainer:
     def __init__(
         self,
         model: nn.Module,
-        batches: BatchSource,
+        batches: BatchSource | Iterable[tuple[Tensor, Tensor]],
         config: TrainConfig,
         *,
+        optimizer: Optimizer | Callable[[nn.Module], Optimizer] | None = None,
+        schedule: Callable[[int], float] | None = None,
+        loss: Callable[[Tensor, Tensor], Tensor] | None = None,
         run: "Run | None" = None,
         validate: Callable[[nn.Module], float | dict[str, float]] | None = None,
         sample: Callable[[nn.Module], str] | None = None,
         token_bytes: Tensor | None = None,
         on_log: Callable[[dict[str, Any]], None] | None = None,
-        balance: Balance | None = None,
+        balance: Any = None,
         progress: bool = True,
     ) -> None:
-        self.model: nn.Module = getattr(model, "_orig_mod", model)  # torch.compile's shell off
-        self.batches, self.config, self.run = batches, config, run
+        self.batches, self.config, self.run = batch_source(batches), config, run
         self.validate, self.sample, self.on_log = validate, sample, on_log
         self.token_bytes, self.progress, self.balance = token_bytes, progress, balance
+        self.handed_in = {"optimizer": optimizer, "schedule": schedule, "loss": loss}
+        self.loss = loss
         self.device = next(model.parameters()).device
-        self.processes = _processes(config.parallel)
+        self.processes = processes_of(config.parallel)
+        self.model, self.forward = forward_of(model, self.processes, config.compile)
         self.step, self.tokens, self.step_incomplete = 0, 0, False
         self.history: list[dict[str, Any]] = []
         self.meter = Meter()
-        before = rng_state(self.device)
-        torch.manual_seed(config.seed + self.processes.rank)
-        self.rng = rng_state(self.device)
-        set_rng_state(before, self.device)
-        self.forward: Callable[[Tensor], Tensor] = self.processes.wrap(self.model)
-        if self.forward is self.model is not model:
-            self.forward = model  # compiled already, in the caller's way
-        elif config.compile or self.model is not model:
-            self.forward = torch.compile(self.forward)
-        self.optimizer = config.make_optimizer(self.model)
+        self.rng = fresh_rng_state(config.seed + self.processes.rank, self.device)
+        make: Any = config.make_optimizer if optimizer is None else optimizer
+        self.optimizer: Optimizer = make if hasattr(make, "step") else make(self.model)
+        self.schedule = config.learning_rate if optimizer is schedule is None else schedule
 
     def one_step(self) -> tuple[float, int, int, float]:
         """One update; returns summed loss in nats, targets, bytes and the gradient's norm.
@@ -267,8 +223,9 @@ class Trainer:
             raise FloatingPointError(
                 f"step {self.step}: loss {loss}, gradient norm {norm}; state before it: {where}"
             )
-        for group in self.optimizer.param_groups:
-            group["lr"] = self.config.learning_rate(self.step)
+        if self.schedule is not None:
+            for group in self.optimizer.param_groups:
+                group["lr"] = self.schedule(self.step)
         self.step_incomplete = True
         self.optimizer.step()
         if self.balance is not None:
@@ -289,7 +246,10 @@ class Trainer:
             with self.processes.communicate(self.forward, i == len(parts)):
                 with torch.autocast(self.device.type, torch.bfloat16, enabled=half):
                     logits = self.forward(inputs)
-                loss = cross_entropy(logits, targets, reduction="sum")
+                if self.loss is None:
+                    loss = cross_entropy(logits, targets, reduction="sum")
+                else:
+                    loss = self.loss(logits, targets) * _count(targets, None)[0]
                 mean = loss * (self.processes.size / max(1, count))  # processes average gradients
                 if self.balance is not None:
                     mean = mean + self.balance(targets) / len(parts)

@@ -81,6 +81,15 @@ def always_one(token, context, pairs, vocabulary, k):
     return add_k_prob(token, context, pairs, vocabulary, 1)
 
 
+def anywhere_in_a_pair(token, context, pairs, vocabulary, k):
+    seen = sum(context in pair for pair in pairs)
+    return (pairs.count((context, token)) + k) / (seen + k * len(vocabulary))
+
+
+def contexts_in_the_vocabulary(token, context, pairs, vocabulary, k):
+    return add_k_prob(token, context, pairs, vocabulary | {first for first, _ in pairs}, k)
+
+
 def of_all_pairs(token, context, pairs, vocabulary, k):
     return (pairs.count((context, token)) + k) / (len(pairs) + k * len(vocabulary))
 
@@ -103,6 +112,12 @@ def log_prob(sentence, after, *, end="</s>", unseen=-math.inf):
         row = after.get(before, {})
         total += math.log(row[token] / sum(row.values())) if row.get(token) else unseen
     return total
+
+
+def first_twice(sentence, after):
+    row = after["<s>"]
+    again = row.get(sentence.split()[0], 0) / sum(row.values())
+    return log_prob(sentence, after) + (math.log(again) if again else -math.inf)
 
 
 def multiplied(sentence, after):
@@ -183,10 +198,12 @@ WRONG = [
     ("01.2", only_the_seen, "where is k?"),
     ("01.2", k_added_once, "not to 1"),
     ("01.2", always_one, "k = 0.25"),
+    ("01.2", anywhere_in_a_pair, "the *first* of a pair"),
+    ("01.2", contexts_in_the_vocabulary, "contexts not counted"),
     ("01.2", of_all_pairs, "not by the number of all pairs"),
     ("01.3", {**PREDICTIONS, QUESTIONS[0]: 1 / 16}, "counts halvings"),
     ("01.3", {**PREDICTIONS, QUESTIONS[1]: 0}, "along its path"),
-    ("01.3", {**PREDICTIONS, QUESTIONS[1]: 0.06}, "along its path"),
+    ("01.3", {**PREDICTIONS, QUESTIONS[1]: 0.06}, "exactly, such as"),
     ("01.3", {**PREDICTIONS, QUESTIONS[2]: 3}, "believes to be open"),
     ("01.3", {**PREDICTIONS, QUESTIONS[3]: 4.4056}, "what is the floor"),
     ("01.3", {**PREDICTIONS, QUESTIONS[4]: 6.5}, "only the choice of who"),
@@ -195,6 +212,7 @@ WRONG = [
     ("01.3", {**PREDICTIONS, QUESTIONS[5]: "50"}, "a number is asked"),
     ("01.3", [4, 1 / 16], "a dictionary"),
     ("01.4", lambda sentence, after: log_prob(sentence, after, end=""), "it is missing"),
+    ("01.4", first_twice, "counted twice"),
     ("01.4", multiplied, "a product of 3000 factors"),
     ("01.4", crashes, "return -inf"),
     ("01.4", wrong_total, "the word before came"),

@@ -202,6 +202,7 @@ WRONG = [
     ("02.5", TEXTS | {"cheap": TEXTS["dear"]}, "six characters for each id"),
     ("02.5", TEXTS | {"cheap": "The fox met a bear and laughed at it."}, "six characters for each"),
     ("02.5", TEXTS | {"dear": "狐狸"}, "at least thirty"),
+    ("02.5", TEXTS | {"cheap": " responsibility" * 30}, "repeats itself"),
     ("02.5", TEXTS | {"cheap": "=" * 64}, "ten different ones"),
     ("02.5", TEXTS | {"cheap": ...}, "not filled in yet"),
     ("02.5", TEXTS | {"dear": 5}, "should be a text"),

@@ -156,6 +156,12 @@ def first_position(T):
     return torch.ones(T, 2), k
 
 
+def masked_with(low, late, q, k, v):
+    T, S = len(q), len(k)
+    allowed = torch.ones(T, S).tril(S - T + late).bool()
+    return ((q @ k.T / q.shape[1] ** 0.5).masked_fill(~allowed, low)).softmax(-1) @ v
+
+
 RIGHT = {
     "03.1": attend,
     "03.2": PREDICTIONS,
@@ -172,6 +178,8 @@ MORE_RIGHT = [
 
 
 WRONG = [
+    ("03.1", lambda *x: masked_with(-20.0, 0, *x), "a forbidden score of -20"),
+    ("03.1", lambda *x: masked_with(-torch.inf, 1, *x), "one key too many"),
     ("03.1", lambda q, k, v: attend(q, k, v, root=1), "not divided by the square root"),
     ("03.1", lambda q, k, v: attend(q, k, v, root=q.shape[1]), "not by its square root"),
     ("03.1", lambda q, k, v: attend(q, k, v, root=len(k) ** 0.5), "not of S"),
@@ -212,7 +220,7 @@ WRONG = [
     ("03.3", lambda P, T, S: ~prefix(P, T, S), "upside down"),
     ("03.3", lambda P, T, S: prefix(P, T, S).float(), "should be of type torch.bool"),
     ("03.3", lambda P, T, S: prefix(P, S, S), "should have shape (3, 7)"),
-    ("03.3", lambda P, T, S: prefix(P + 1, T, S), "query 0 (position 0) may not read key 2"),
+    ("03.3", lambda P, T, S: prefix(P + 1, T, S), "query 0 (position 0) must not read key 2"),
     ("03.4", untouched, "still there: the divisor, the dimension of softmax"),
     ("03.4", still_late, "still there: masking after softmax"),
     ("03.4", lambda *x: mended(*x, dim=1), "still there: the dimension of softmax"),

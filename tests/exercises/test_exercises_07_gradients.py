@@ -3,6 +3,9 @@
 import math
 
 import torch
+import torch.nn.functional as F
+
+from minillm.exercises import grade
 
 
 def score_gradients(q, k, d_scores):
@@ -74,7 +77,96 @@ def with_gain(make):
     return answer
 
 
-RIGHT = {"07_gradients.1": score_gradients, "07_gradients.2": norm_gradients}
+def total_loss(model, batch, reduction):
+    return F.cross_entropy(model(batch[0]).flatten(0, 1), batch[1].flatten(), reduction=reduction)
+
+
+def accumulate(model, batches):
+    count = sum(int((y != -100).sum()) for _, y in batches)
+    model.zero_grad()
+    total = 0.0
+    for batch in batches:
+        loss = total_loss(model, batch, "sum") / count
+        loss.backward()
+        total += loss.item()
+    return total
+
+
+def mean_of_means(model, batches):
+    model.zero_grad()
+    losses = [total_loss(model, batch, "mean") / len(batches) for batch in batches]
+    torch.stack(losses).sum().backward()
+    return sum(loss.item() for loss in losses)
+
+
+def undivided(model, batches):
+    model.zero_grad()
+    for batch in batches:
+        total_loss(model, batch, "sum").backward()
+    return 0.0
+
+
+def all_positions(model, batches):
+    model.zero_grad()
+    for batch in batches:
+        (total_loss(model, batch, "sum") / sum(y.numel() for _, y in batches)).backward()
+    return 0.0
+
+
+def one_large_batch(model, batches):
+    model.zero_grad()
+    loss = total_loss(
+        model, tuple(torch.cat(parts) for parts in zip(*batches, strict=True)), "mean"
+    )
+    loss.backward()
+    return loss.item()
+
+
+def keeps_old(model, batches):
+    count = sum(int((y != -100).sum()) for _, y in batches)
+    total = 0.0
+    for batch in batches:
+        loss = total_loss(model, batch, "sum") / count
+        loss.backward()
+        total += loss.item()
+    return total
+
+
+def wrong_loss(model, batches):
+    return accumulate(model, batches) * 2
+
+
+def one_backward(model, batches):
+    """Right gradients, but all graphs are in memory at once."""
+    count = sum(int((y != -100).sum()) for _, y in batches)
+    model.zero_grad()
+    loss = torch.stack([total_loss(model, batch, "sum") for batch in batches]).sum() / count
+    loss.backward()
+    return loss.item()
+
+
+def divided_last(model, batches):
+    """As right: sums first, one division of all gradients at the end (a count in a tensor)."""
+    model.zero_grad()
+    total, count = 0.0, torch.zeros((), dtype=torch.long)
+    for batch in batches:
+        loss = total_loss(model, batch, "sum")
+        loss.backward()
+        total, count = total + loss.item(), count + (batch[1] != -100).sum()
+    for p in model.parameters():
+        p.grad /= count
+    return total / count
+
+
+def no_return(model, batches):
+    accumulate(model, batches)
+
+
+RIGHT = {
+    "07_gradients.1": score_gradients,
+    "07_gradients.2": norm_gradients,
+    "07_gradients.3": accumulate,
+}
 WRONG = [
     ("07_gradients.1", lost_transpose, "transpose"),
     ("07_gradients.1", unscaled, "divided by sqrt(D)"),
@@ -106,6 +198,14 @@ WRONG = [
     ("07_gradients.2", with_gain(lambda x, n, dy: (dy * n).mean(0)), "not a mean"),
     ("07_gradients.2", with_gain(lambda x, n, dy: (dy * x).sum(0)), "not with x"),
     ("07_gradients.2", with_gain(lambda x, n, dy: dy * n), "yours have"),
+    ("07_gradients.3", mean_of_means, "average the batches' means"),
+    ("07_gradients.3", undivided, "forgot to divide"),
+    ("07_gradients.3", all_positions, "label -100 do not count"),
+    ("07_gradients.3", one_large_batch, "was called 1 times"),
+    ("07_gradients.3", one_backward, "backward after each batch"),
+    ("07_gradients.3", no_return, "return the mean loss as well"),
+    ("07_gradients.3", keeps_old, "adds to the old gradients"),
+    ("07_gradients.3", wrong_loss, "you return"),
 ]
 
 
@@ -117,3 +217,8 @@ def test_the_solution_is_autograds():
     found = norm_gradients(x, gain, dy, 0.1)
     for ours, theirs in zip(found, torch.autograd.grad(y, (x, gain), dy), strict=True):
         torch.testing.assert_close(ours, theirs)
+
+
+def test_the_count_may_be_a_tensor_and_the_division_last():
+    assert grade("07_gradients.3", divided_last).status == "correct"
+    assert grade("07_gradients.3", lambda *_: None).status == "unsolved"

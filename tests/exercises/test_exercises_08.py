@@ -281,6 +281,7 @@ WRONG = [
     ("08.2", {**PREDICTED, "positions in the cache at the end": 20}, "the prompt is kept"),
     ("08.2", {**PREDICTED, "mask of the last step": [119, 119]}, "has one query"),
     ("08.2", {**PREDICTED, "bytes of the cache at the end": 30_464}, "keeps its own"),
+    ("08.2", {**PREDICTED, "bytes of the cache at the end": 45_696}, "float32 has 4 bytes"),
     ("08.2", {**PREDICTED, "bytes of the cache at the end": ...}, "not filled in yet"),
     ("08.2", {"positions": 119}, "with the five questions"),
     ("08.3", broken, "after 4 others was put at 1"),

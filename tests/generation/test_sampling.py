@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers.generation import logits_process as hf
 
-from minillm.generation import sampling
+from minillm.generation import fast_sampling, sampling
 from minillm.generation.sampling import GREEDY, Sampler
 
 B, V = 6, 211
@@ -76,7 +76,10 @@ def test_a_sampler_is_processors_and_a_draw():
     shares = chain.probabilities(x, ids)
     torch.testing.assert_close(shares.sum(-1), torch.ones(B))
     twin = Sampler(**options, seed=5)
-    assert torch.equal(sampler(x, ids), sampling.draw(shares, twin.uniform(range(B))))
+    uniform = torch.cat(
+        [torch.rand(1, generator=twin.stream(b), dtype=torch.float64) for b in range(B)]
+    )
+    assert torch.equal(sampler(x, ids), sampling.draw(shares, uniform))
 
 
 @pytest.mark.parametrize("ends", [7, [7, 30], None])
@@ -216,8 +219,8 @@ def test_draws_follow_the_distribution(way, generator):
     many = P.expand(n, -1)
     ids = {
         "inverse": lambda: sampling.draw(many, torch.rand(n, generator=generator)),
-        "exponential": lambda: sampling.draw_exponential(many, generator=generator),
-        "gumbel": lambda: sampling.draw_gumbel(many.log(), generator=generator),
+        "exponential": lambda: fast_sampling.draw_exponential(many, generator=generator),
+        "gumbel": lambda: fast_sampling.draw_gumbel(many.log(), generator=generator),
         "sampler": lambda: Sampler(seed=range(n))(many.log()),
     }[way]()
     assert chi_square(ids, P) < LIMIT
@@ -235,8 +238,11 @@ def test_rows_do_not_depend_on_their_neighbours():
     sampler = Sampler(seed=11, top_p=0.9)
     batch = torch.stack([sampler(x) for _ in range(20)])
     for row in range(B):
-        alone = Sampler(seed=11 + row, top_p=0.9)
-        assert [int(alone(x[row : row + 1])) for _ in range(20)] == batch[:, row].tolist()
+        alone = Sampler(seed=11, top_p=0.9)
+        own = [int(alone(x[row : row + 1], rows=[row])) for _ in range(20)]
+        assert own == batch[:, row].tolist()
+        alone = Sampler(seed=11 + 1_000_003 * row, top_p=0.9)  # what its stream is seeded with
+        assert [int(alone(x[row : row + 1])) for _ in range(20)] == own
     sampler.reset()
     assert torch.equal(torch.stack([sampler(x) for _ in range(20)]), batch)
 
@@ -254,9 +260,20 @@ def test_rows_keep_their_streams_when_others_end(lengths, own_seeds):
         for row, token in zip(rows, drawn.tolist(), strict=True):
             together[row].append(token)
     for row, length in enumerate(lengths):
-        alone = Sampler(seed=seeds[row] if own_seeds else 11 + row, top_p=0.9)
+        alone = Sampler(seed=seeds, top_p=0.9)
         own = logits[row % B : row % B + 1]
-        assert [int(alone(own)) for _ in range(length)] == together[row]
+        assert [int(alone(own, rows=[row])) for _ in range(length)] == together[row]
+
+
+def test_near_seeds_share_no_row():
+    """Batches of 100 with seeds 5 and 6 shared 99 rows when row b was seeded with seed + b."""
+    flat = torch.zeros(100, 1000)
+    batches = []
+    for seed in range(5, 11):
+        sampler = Sampler(seed=seed)
+        batches.append(torch.stack([sampler(flat) for _ in range(4)], dim=1).tolist())
+    rows = [tuple(row) for batch in batches for row in batch]
+    assert len(set(rows)) == len(rows) == 600
 
 
 @pytest.mark.parametrize("rows", [[0, 1], [0, 1, 1, 2, 3, 4], [-1, 0, 1, 2, 3, 4]])
@@ -274,13 +291,18 @@ def test_the_order_in_which_rows_are_seen_does_not_matter():
 # On a device that is not the CPU (more in test_models_on_a_device)
 
 
-@pytest.mark.parametrize("p", [0.1, 0.5, 0.9, 0.999])
-def test_top_p_of_a_device_keeps_the_same_tokens(p):
-    """There it sorts; the rows hold no ties at the border."""
+@pytest.mark.parametrize("p", [1e-300, 0.1, 0.5, 0.9, 0.999])
+def test_sorted_and_in_buckets_top_p_keeps_the_same_tokens(p):
+    """Below 5,000 tokens it sorts, above not; the rows hold no ties at the border."""
     x = random_logits(2)
-    assert torch.equal(sampling._sorted_top_p(x, p), sampling.top_p(x, p))
-    halves = x[:4].bfloat16()
-    assert sampling._sorted_top_p(halves, p).dtype == torch.bfloat16
+    assert torch.equal(sampling.top_p(x, p), fast_sampling.bucket_top_p(x, max(p, 1e-30)))
+    padded = torch.full((B, 6000), -math.inf)
+    padded[:, 100 : 100 + V] = x
+    wide = sampling.top_p(padded, p)
+    assert torch.equal(wide[:, 100 : 100 + V], sampling.top_p(x, p))
+    assert int(wide.isfinite().sum()) == int(sampling.top_p(x, p).isfinite().sum())
+    for rows in (x, padded):
+        assert sampling.top_p(rows.bfloat16(), p).dtype == torch.bfloat16
 
 
 def test_sampling_is_in_float32():
@@ -295,6 +317,42 @@ def test_greedy_is_argmax_after_penalties():
     assert torch.equal(GREEDY(x), x.argmax(-1))
     sampler = Sampler(temperature=0, repetition_penalty=5.0)
     assert torch.equal(sampler(x, ids), sampling.repetition_penalty(x, ids, 5.0).argmax(-1))
+
+
+# Steps of one's own
+
+
+def test_a_step_stands_after_the_penalties_and_before_the_temperature():
+    x, ids, seen = random_logits(2, holes=False), previous(2), []
+
+    def note(logits, previous_ids):
+        seen.append((logits, previous_ids))
+        return logits + torch.arange(V)
+
+    sampler = Sampler(temperature=0.5, top_k=3, repetition_penalty=2.0, steps=[note, note])
+    found = sampler.process(x, ids)
+    first = sampling.repetition_penalty(x, ids, 2.0)
+    assert torch.equal(seen[0][0], first) and torch.equal(seen[0][1], ids)
+    assert torch.equal(seen[1][0], first + torch.arange(V))
+    want = sampling.top_k((first + torch.arange(V) + torch.arange(V)) / 0.5, 3)
+    assert torch.equal(found, want)
+    greedy = Sampler(temperature=0, steps=[note])
+    assert torch.equal(greedy(x), (x + torch.arange(V)).argmax(-1))
+    assert seen[-1][1].shape == (B, 0)  # nothing was said before
+    assert len(seen) == 3 and Sampler().steps == ()  # made without a call of the steps
+
+
+@pytest.mark.parametrize(
+    ("step", "message"),
+    [
+        (lambda x, ids: x[:1], r"must return logits \(6, 211\), not \(1, 211\)"),
+        (lambda x, ids: None, r"must return logits \(6, 211\), not None"),
+        (lambda x, ids: x * math.nan, "NaN"),
+    ],
+)
+def test_a_step_that_returns_something_else_is_told(step, message):
+    with pytest.raises(ValueError, match=message):
+        Sampler(steps=[step])(random_logits(0))
 
 
 # What a subclass brings

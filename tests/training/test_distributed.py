@@ -309,7 +309,7 @@ def test_a_model_on_the_cpu_stays_there(two_in_name, monkeypatch):
 def test_a_compiled_model_is_wrapped_without_its_shell(two_in_name, parallel):
     model = nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 5))
     compiled = torch.compile(model, backend="eager")
-    trainer = Trainer(compiled, None, TrainConfig(2, warmup_steps=1, parallel=parallel))
+    trainer = Trainer(compiled, [], TrainConfig(2, warmup_steps=1, parallel=parallel))
     assert trainer.model is model and hasattr(trainer.forward, "_orig_mod")
     assert (trainer.forward is compiled) == (parallel == "fsdp")  # which shards in place
     assert [name for name, _ in trainer.model.named_parameters()] == [

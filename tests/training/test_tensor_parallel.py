@@ -37,7 +37,7 @@ OPTIONS = """
     --steps 4 --device cpu --hidden-size 32 --layers 2 --heads 4 --kv-heads 2 --family qwen3
     --batch-size 4 --eval-interval 0 --held-out 2 --lr 6e-3 --warmup 2 --log-interval 1 --quiet
     --gradient-accumulation-steps 2 --checkpoint-interval 2 --parallel tensor
-""".split()  # noqa: SIM905
+""".split()
 
 TEXTS = ["--device", "cpu", "--count", "2", "--max-new-tokens", "6"]
 

@@ -20,7 +20,7 @@ from minillm.training.checkpoint import load_checkpoint
 from minillm.training.data import WindowBatches, get_batch
 from minillm.training.optim import AdamW, cosine_schedule, decay_groups
 from minillm.training.run import Run
-from minillm.training.trainer import TrainConfig
+from minillm.training.trainer import TrainConfig, Trainer
 
 
 def test_a_step_without_targets_leaves_the_weights_and_goes_on():
@@ -287,19 +287,31 @@ def test_a_run_broken_off_while_the_weights_moved_must_be_resumed(tmp_path):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"steps": 0}, "counts from 1"),
-        ({"steps": 2.5}, "counts from 1"),
-        ({"steps": 5, "gradient_accumulation_steps": 0}, "counts from 1"),
-        ({"steps": 5, "warmup_steps": -1}, "warm-up -1 of 5"),
+        ({"steps": 0}, "steps must be a whole number from 1 to .*, not 0"),
+        ({"steps": 2.5}, "steps must be a whole number from 1 to .*, not 2.5"),
+        ({"steps": 5, "gradient_accumulation_steps": 0}, "_steps must be a whole number from 1"),
+        ({"steps": 5, "warmup_steps": -1}, "warmup_steps must be a whole number from 0 .*, not -1"),
         ({"steps": 5, "max_norm": 0.0}, "max_norm must be positive, not 0.0"),
         ({"steps": 5, "precision": "float16"}, "precision 'float16'"),
         ({"steps": 5, "parallel": "pipes"}, "parallel 'pipes'"),
-        ({"steps": 5, "weight_decay": -0.1}, "weight_decay must be a number from 0, not -0.1"),
-        ({"steps": 5, "weight_decay": math.nan}, "weight_decay must be a number from 0, not nan"),
-        ({"steps": 5, "max_lr": math.inf}, "max_lr must be a number from 0, not inf"),
-        ({"steps": 5, "betas": (0.9, 1.0)}, r"betas \(0.9, 1.0\)"),
-        ({"steps": 5, "log_interval": 0}, "log_interval 0: .* counts from 1"),
-        ({"steps": 5, "eval_interval": 0.5}, "eval_interval 0.5 is no count"),
+        (
+            {"steps": 5, "weight_decay": -0.1},
+            "weight_decay must be a number of at least 0, not -0.1",
+        ),
+        (
+            {"steps": 5, "weight_decay": math.nan},
+            "weight_decay must be a number of at least 0, not nan",
+        ),
+        ({"steps": 5, "max_lr": math.inf}, "max_lr must be a number of at least 0, not inf"),
+        (
+            {"steps": 5, "betas": (0.9, 1.0)},
+            r"betas must be a list, each a number from 0 .*, not \(0.9, 1.0\)",
+        ),
+        ({"steps": 5, "log_interval": 0}, "log_interval must be a whole number from 1 .*, not 0"),
+        (
+            {"steps": 5, "eval_interval": 0.5},
+            "eval_interval must be a whole number from 0 .*, not 0.5",
+        ),
         ({"steps": 5, "max_lr": 1e-5, "min_lr": 1e-4}, "min_lr 0.0001 must be .* max_lr, 1e-05"),
         ({"steps": 5, "min_lr": -1e-4}, "min_lr -0.0001 must be from 0"),
         ({"steps": 5, "precision": "fp16"}, "precision 'fp16' is unknown: .* float32, bfloat16$"),
@@ -448,3 +460,129 @@ def test_a_run_from_before_min_lr_could_be_left_out_goes_on(tmp_path):
     assert make(tmp_path, min_lr=1e-4).resume()
     with pytest.raises(ValueError, match=r"min_lr: saved 0\.0001, now 0\.0002"):
         make(tmp_path, min_lr=2e-4).resume()
+
+
+def test_a_list_a_loader_and_a_generator_train_as_a_source_does():
+    def run(source):
+        trainer = make(steps=12, source=source, model=tiny())
+        trainer.train()
+        return trainer
+
+    source = WindowBatches(TOKENS, 4, 12, seed=3)
+    batches = [next(source) for _ in range(12)]
+    reference = run(WindowBatches(TOKENS, 4, 12, seed=3))
+    pairs = [(x, y) for batch in batches for x, y in zip(*batch, strict=True)]
+    loader = torch.utils.data.DataLoader(pairs, batch_size=4)
+    for other in (
+        batches,
+        (batch for batch in batches),
+        loader,
+        WindowBatches(TOKENS, 4, 12, seed=3),
+    ):
+        assert same(run(other), reference)
+    assert same(run(batches[:5]), run([*batches[:5], *batches[:5], *batches[:2]]))
+
+
+def test_what_is_no_batches_is_refused():
+    for wrong in ("a story", None, 7):
+        with pytest.raises(ValueError, match=r"batches must give \(inputs, targets\), not be"):
+            Trainer(tiny(), wrong, TrainConfig(2), progress=False)
+    with pytest.raises(
+        ValueError, match=r"a batch must be \(inputs, targets\), not 'once'; of texts"
+    ):
+        make(source=["once", "upon"]).train()
+    with pytest.raises(ValueError, match="the batches ended after 2: a generator gives its"):
+        make(source=(batch for batch in [(TOKENS[None, :4], TOKENS[None, :4])] * 2)).train()
+
+
+def test_an_undone_step_gets_the_same_plain_batches_again():
+    source = WindowBatches(TOKENS, 4, 12, seed=3)
+    batches = [next(source) for _ in range(12)]
+    calls = []
+
+    def once(*_):
+        calls.append(1)
+        if len(calls) == 5:
+            raise Stop
+
+    trainer = make(steps=6, source=iter(batches), gradient_accumulation_steps=2)
+    trainer.model.norm.register_forward_hook(once)
+    with pytest.raises(Stop):
+        trainer.train()
+    assert trainer.step == 2
+    trainer.train()
+    reference = make(steps=6, source=batches, gradient_accumulation_steps=2)
+    reference.train()
+    assert same(trainer, reference)
+
+
+def test_batches_without_a_state_begin_anew_with_a_word(tmp_path):
+    source = WindowBatches(TOKENS, 4, 12, seed=3)
+    batches = [next(source) for _ in range(24)]
+    make(tmp_path, source=batches).train(until=10)
+    second = make(tmp_path, source=batches)
+    with pytest.warns(
+        UserWarning, match="without a state begin from their start; the run had used 10"
+    ):
+        assert second.resume()
+    assert second.step == 10 and torch.equal(next(second.batches)[0], batches[0][0])
+
+
+@pytest.mark.parametrize("given", ["object", "function"])
+def test_optimizer_schedule_and_loss_may_be_handed_in(given):
+    def loss_of(logits, targets):
+        return F.cross_entropy(logits.mT, targets) + 1e-3 * logits.logsumexp(-1).square().mean()
+
+    model, batches = tiny(dropout=0.0).double(), WindowBatches(TOKENS, 4, 12, seed=3)
+
+    def make_sgd(model):
+        return torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
+
+    parts = {"optimizer": make_sgd(model) if given == "object" else make_sgd, "loss": loss_of}
+    config = TrainConfig(8, max_norm=1e9, log_interval=8)
+    trainer = Trainer(model, batches, config, **parts, progress=False)
+    (record,) = trainer.train()
+    assert record["lr"] == 0.5  # its own: nobody asked for another
+    plain, batches, losses = tiny(dropout=0.0).double(), WindowBatches(TOKENS, 4, 12, seed=3), []
+    optimizer = make_sgd(plain)
+    for _ in range(8):
+        x, y = next(batches)
+        loss = loss_of(plain(x), y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert record["loss"] == pytest.approx(np.mean(losses), rel=1e-9)
+    for p, q in zip(trainer.model.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(p, q, rtol=1e-9, atol=1e-10)
+    rates = Trainer(
+        tiny(),
+        WindowBatches(TOKENS, 4, 12),
+        TrainConfig(3, log_interval=1),
+        progress=False,
+        schedule=lambda step: 0.1 / (step + 1),
+    ).train()
+    assert [r["lr"] for r in rates] == [0.1, 0.05, 0.1 / 3]
+
+
+def test_a_run_resumes_with_its_own_optimizer_and_refuses_another(tmp_path):
+    def momentum(model):
+        return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+    def plain(model):
+        return torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def trainer(run=None, optimizer=momentum):
+        config = TrainConfig(12, log_interval=4)
+        batches = WindowBatches(TOKENS, 4, 12)
+        return Trainer(tiny(), batches, config, optimizer=optimizer, run=run, progress=False)
+
+    whole = trainer()
+    whole.train()
+    trainer(Run(tmp_path)).train(until=5)
+    with pytest.raises(ValueError, match=r"optimizer: saved '.*momentum', now '.*plain'"):
+        trainer(Run(tmp_path), plain).resume()
+    second = trainer(Run(tmp_path))
+    assert second.resume()
+    second.train()
+    assert same(second, whole)

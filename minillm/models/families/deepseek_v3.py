@@ -134,8 +134,10 @@ def mlp(c: DeepseekV3Config, layer: int) -> nn.Module:
     )
 
 
-_EXPERTS = "num_experts num_experts_per_tok moe_intermediate_size n_shared_experts norm_topk_prob "
-_EXPERTS += "routed_scaling_factor n_group topk_group first_k_dense_replace"
+_EXPERTS = """
+    num_experts num_experts_per_tok moe_intermediate_size n_shared_experts norm_topk_prob
+    routed_scaling_factor n_group topk_group first_k_dense_replace
+""".split()
 # What a file with experts means where it does not say so.
 _USUAL = {"first_k_dense_replace": 3, "n_shared_experts": 1, "routed_scaling_factor": 2.5}
 _USUAL |= {"n_group": 8, "topk_group": 4}
@@ -148,7 +150,7 @@ def read(found: dict[str, Any], data: Mapping[str, Any]) -> None:
     if found.get("num_experts"):
         found |= {key: value for key, value in _USUAL.items() if key not in data}
     else:
-        for key in _EXPERTS.split():
+        for key in _EXPERTS:
             found.pop(key, None)
     found.pop("head_dim", None)
 
@@ -156,7 +158,7 @@ def read(found: dict[str, Any], data: Mapping[str, Any]) -> None:
 def write(config: ModelConfig, data: dict[str, Any]) -> None:
     """The inverse."""
     if not data["n_routed_experts"]:
-        for key in ("n_routed_experts", *_EXPERTS.split()):
+        for key in ("n_routed_experts", *_EXPERTS):
             data.pop(key, None)
         data["first_k_dense_replace"] = config.num_hidden_layers
 

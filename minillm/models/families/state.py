@@ -288,8 +288,10 @@ _BACKBONE = (
     *((f"{digit}.input_layernorm.", f"{digit}.norm.") for digit in range(10)),
 )
 # No file of a model without attention has these; its layers have no feed-forward block either.
-_OF_ATTENTION = "num_attention_heads num_key_value_heads head_dim attention_bias "
-_OF_ATTENTION += "attention_dropout intermediate_size mlp_bias rope_theta rope_scaling"
+_OF_ATTENTION = """
+    num_attention_heads num_key_value_heads head_dim attention_bias attention_dropout
+    intermediate_size mlp_bias rope_theta rope_scaling
+"""
 _SPELLING = {"rms_norm_eps": "layer_norm_epsilon"}
 
 MAMBA = Family(

@@ -3,6 +3,7 @@
 import math
 
 import torch
+import torch.nn.functional as F
 
 
 def score_gradients(q, k, d_scores):
@@ -74,6 +75,78 @@ def with_gain(make):
     return answer
 
 
+def total_loss(model, batch, reduction):
+    return F.cross_entropy(model(batch[0]).flatten(0, 1), batch[1].flatten(), reduction=reduction)
+
+
+def accumulate(model, batches):
+    count = sum(int((y != -100).sum()) for _, y in batches)
+    model.zero_grad()
+    total = 0.0
+    for batch in batches:
+        loss = total_loss(model, batch, "sum") / count
+        loss.backward()
+        total += loss.item()
+    return total
+
+
+def mean_of_means(model, batches):
+    model.zero_grad()
+    losses = [total_loss(model, batch, "mean") / len(batches) for batch in batches]
+    torch.stack(losses).sum().backward()
+    return sum(loss.item() for loss in losses)
+
+
+def undivided(model, batches):
+    model.zero_grad()
+    for batch in batches:
+        total_loss(model, batch, "sum").backward()
+    return 0.0
+
+
+def all_positions(model, batches):
+    model.zero_grad()
+    for batch in batches:
+        (total_loss(model, batch, "sum") / sum(y.numel() for _, y in batches)).backward()
+    return 0.0
+
+
+def one_large_batch(model, batches):
+    model.zero_grad()
+    loss = total_loss(
+        model, tuple(torch.cat(parts) for parts in zip(*batches, strict=True)), "mean"
+    )
+    loss.backward()
+    return loss.item()
+
+
+def keeps_old(model, batches):
+    count = sum(int((y != -100).sum()) for _, y in batches)
+    total = 0.0
+    for batch in batches:
+        loss = total_loss(model, batch, "sum") / count
+        loss.backward()
+        total += loss.item()
+    return total
+
+
+def wrong_loss(model, batches):
+    return accumulate(model, batches) * 2
+
+
+def one_backward(model, batches):
+    """Right gradients, but all graphs are in memory at once."""
+    count = sum(int((y != -100).sum()) for _, y in batches)
+    model.zero_grad()
+    loss = torch.stack([total_loss(model, batch, "sum") for batch in batches]).sum() / count
+    loss.backward()
+    return loss.item()
+
+
+def no_return(model, batches):
+    accumulate(model, batches)
+
+
 WRONG = [
     ("07_gradients.1", lost_transpose, "transpose"),
     ("07_gradients.1", unscaled, "divided by sqrt(D)"),
@@ -105,4 +178,12 @@ WRONG = [
     ("07_gradients.2", with_gain(lambda x, n, dy: (dy * n).mean(0)), "not a mean"),
     ("07_gradients.2", with_gain(lambda x, n, dy: (dy * x).sum(0)), "not with x"),
     ("07_gradients.2", with_gain(lambda x, n, dy: dy * n), "yours have"),
+    ("07_gradients.3", mean_of_means, "average the batches' means"),
+    ("07_gradients.3", undivided, "forgot to divide"),
+    ("07_gradients.3", all_positions, "label -100 do not count"),
+    ("07_gradients.3", one_large_batch, "was called 1 times"),
+    ("07_gradients.3", one_backward, "backward after each batch"),
+    ("07_gradients.3", no_return, "return the mean loss as well"),
+    ("07_gradients.3", keeps_old, "adds to the old gradients"),
+    ("07_gradients.3", wrong_loss, "you return"),
 ]

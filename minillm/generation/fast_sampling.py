@@ -1,4 +1,4 @@
-"""Top-p without sorting the vocabulary: tokens counted into buckets by their logit.
+"""Sampling from a large vocabulary: top-p without sorting it, draws without adding it up.
 
 Explained in notebooks/deeper/09_fast_sampling.ipynb.
 """
@@ -10,9 +10,9 @@ import math
 import torch
 from torch import Tensor
 
-from minillm.generation.sampling import finite_maximum
+from minillm.checks import finite_maximum
 
-__all__ = ["bucket_top_p"]
+__all__ = ["bucket_top_p", "draw_exponential", "draw_gumbel"]
 
 
 def _bucket(x: Tensor) -> Tensor:
@@ -39,3 +39,15 @@ def bucket_top_p(logits: Tensor, p: float) -> Tensor:
     before = above.gather(-1, crossed) + shares.cumsum(-1) - shares
     keep.scatter_(-1, ids, torch.where(best == -math.inf, keep.gather(-1, ids), before < p))
     return logits.masked_fill(~keep, -math.inf)
+
+
+def draw_exponential(probabilities: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
+    """A race of exponential clocks: argmax of p / E with E ~ Exp(1). Shape: (B, V) -> (B,)."""
+    clocks = torch.empty_like(probabilities).exponential_(generator=generator)
+    return (probabilities / clocks.clamp(min=torch.finfo(clocks.dtype).tiny)).argmax(-1)
+
+
+def draw_gumbel(logits: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
+    """Argmax of logits + Gumbel noise. Shape: (B, V) -> (B,)."""
+    clocks = torch.empty_like(logits).exponential_(generator=generator)
+    return (logits - clocks.clamp(min=torch.finfo(clocks.dtype).tiny).log()).argmax(-1)
