@@ -32,6 +32,7 @@ __all__ = [
     "check_fields",
     "check_input",
     "check_inputs",
+    "check_kept",
     "check_kind",
     "check_logits",
     "check_mask",
@@ -42,6 +43,7 @@ __all__ = [
     "check_prompt",
     "check_room",
     "check_rows",
+    "check_rows_kept",
     "check_settings",
     "check_sizes",
     "check_targets",
@@ -408,6 +410,24 @@ def check_input(x: Tensor, hidden_size: int) -> None:
     """Raises: ValueError unless x is (B, T, hidden_size)."""
     if x.ndim != 3 or x.shape[-1] != hidden_size:
         raise ValueError(f"x has shape {tuple(x.shape)}, expected (B, T, {hidden_size})")
+
+
+def check_kept(name: str, x: Tensor, shape: tuple[Any, ...], layer: Any) -> None:
+    """Raises: ValueError unless keys or values have that shape and the cache's dtype, device."""
+    if x.shape != shape:
+        raise ValueError(f"{name} {tuple(x.shape)} do not fit a cache of {shape}")
+    if x.dtype != layer.dtype or x.device != layer.device:
+        found, wanted = f"{x.dtype} on {x.device}", f"{layer.dtype} on {layer.device}"
+        raise ValueError(f"{name} are {found}, the cache {wanted}")
+
+
+def check_rows_kept(rows: Tensor, batch_size: int) -> None:
+    """Raises: ValueError unless each is a row of a batch; rows on a GPU are not looked at."""
+    wrong = rows.ndim != 1 or not len(rows)
+    if not wrong and rows.device.type == "cpu":
+        wrong = bool(rows.min() < 0 or rows.max() >= batch_size)
+    if wrong:
+        raise ValueError(f"rows {rows.tolist()} of a cache with {batch_size} rows")
 
 
 def check_causal(num_queries: int, num_keys: int) -> None:

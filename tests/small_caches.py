@@ -3,7 +3,8 @@
 import torch
 from torch import nn
 
-from minillm.cache.base import CACHE_KINDS, KVCache, make_cache
+from minillm.cache.base import KVCache, make_cache
+from minillm.cache.kinds import CACHE_KINDS
 from minillm.nn.attention import build_mask
 from minillm.nn.layers import GatedMLP, RMSNorm
 from minillm.nn.mla import MultiHeadLatentAttention

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from training_runs import learns_and_resumes_bit_for_bit
 from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
 
-from minillm.cache.base import CACHE_KINDS
+from minillm.cache.kinds import CACHE_KINDS
 from minillm.config import ModelConfig
 from minillm.generation.decoding import generate
 from minillm.model import CausalLM

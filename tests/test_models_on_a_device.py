@@ -7,7 +7,7 @@ import torch
 from family_checkpoints import FAMILY_CONFIGS
 from pretended_device import PretendedDevice, PretendedTensor, same_there
 
-from minillm.cache.base import CACHE_KINDS
+from minillm.cache.kinds import CACHE_KINDS
 from minillm.generation import fast_sampling, sampling
 from minillm.generation.decoding import generate
 from minillm.generation.sampling import Sampler

@@ -7,14 +7,15 @@ its layers `cache[i]`. Explained in notebook 08.
 # Built from notebooks/08_cache.ipynb: edit there, then make build.
 
 import copy
-import importlib
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-__all__ = ["CACHE_KINDS", "CacheLayer", "DynamicLayer", "KVCache", "make_cache"]
+from minillm.checks import check_kept, check_rows_kept, check_sizes
+
+__all__ = ["CacheLayer", "DynamicLayer", "KVCache", "make_cache"]
 
 
 class CacheLayer:
@@ -53,14 +54,9 @@ class CacheLayer:
 
     def admit(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """The two without gradients. Raises: ValueError if shape, dtype or device do not fit."""
-        T = keys.shape[2] if keys.ndim == 4 else "T"
         for name, x, dim in (("keys", keys, self.dims[0]), ("values", values, self.dims[1])):
-            expected = (self.batch_size, self.num_kv_heads, T, dim)
-            if x.shape != expected:
-                raise ValueError(f"{name} {tuple(x.shape)} do not fit a cache of {expected}")
-            if x.dtype != self.dtype or x.device != self.device:
-                found, wanted = f"{x.dtype} on {x.device}", f"{self.dtype} on {self.device}"
-                raise ValueError(f"{name} are {found}, the cache {wanted}")
+            T = keys.shape[2] if keys.ndim == 4 else "T"
+            check_kept(name, x, (self.batch_size, self.num_kv_heads, T, dim), self)
         if keys.requires_grad or values.requires_grad:
             return keys.detach(), values.detach()
         return keys, values
@@ -148,14 +144,18 @@ class DynamicLayer(CacheLayer):
         self._buffers = self.allocate(0)
 
     def update(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        keys, values = self.admit(keys, values)
-        start, end = self.length, self.new_length(keys.shape[2])
+        keys, values = self.store(*self.admit(keys, values))
+        return keys, values
+
+    def store(self, *new: Tensor) -> tuple[Tensor, ...]:
+        """Write new positions behind the old ones; returns views of all that is filled."""
+        start, end = self.length, self.new_length(new[0].shape[2])
         if self._shared or end > self._buffers[0].shape[2]:
             self._move(end)
-        for buffer, new in zip(self._buffers, self._encode(keys, values), strict=True):
-            buffer[:, :, start:end] = new
+        for buffer, x in zip(self._buffers, new, strict=True):
+            buffer[:, :, start:end] = x
         self.length = end
-        return self._decode(*(buffer[:, :, :end] for buffer in self._buffers))
+        return tuple(buffer[:, :, :end] for buffer in self._buffers)
 
     def _move(self, end: int) -> None:
         """Into buffers of our own, at least as large as before, with room for `end` positions."""
@@ -167,13 +167,6 @@ class DynamicLayer(CacheLayer):
         for new, old in zip(fresh, self._buffers, strict=True):
             new[:, :, : self.length] = old[:, :, : self.length]
         self._buffers, self._shared = fresh, False
-
-    def _encode(self, keys: Tensor, values: Tensor) -> tuple[Tensor, ...]:
-        return keys, values
-
-    def _decode(self, *buffers: Tensor) -> tuple[Tensor, Tensor]:
-        keys, values = buffers
-        return keys, values
 
 
 class KVCache:
@@ -251,25 +244,9 @@ class KVCache:
         Raises: ValueError if there is no such row (`rows` that lie on a GPU are not looked at).
         """
         rows = torch.as_tensor(rows, dtype=torch.long)
-        # Rows on a GPU are not looked at: the answer would come after all its other work.
-        looked_at = rows.device.type == "cpu"
-        if (
-            rows.ndim != 1
-            or len(rows) == 0
-            or (looked_at and (rows.min() < 0 or rows.max() >= self.batch_size))
-        ):
-            raise ValueError(f"rows {rows.tolist()} of a cache with {self.batch_size} rows")
+        check_rows_kept(rows, self.batch_size)
         for layer in self.layers:
             layer.reorder(rows)
-
-
-CACHE_KINDS = {  # where the class of each kind stands; it is imported when it is asked for
-    "dynamic": "minillm.cache.base.DynamicLayer",
-    "static": "minillm.cache.static.StaticLayer",
-    "sliding": "minillm.cache.sliding.SlidingLayer",
-    "paged": "minillm.cache.paged.PagedLayer",
-    "quantized": "minillm.cache.quantized.QuantizedLayer",
-}
 
 
 def make_cache(
@@ -286,30 +263,17 @@ def make_cache(
     dtype: torch.dtype = torch.float32,
     device: torch.device | str = "cpu",
 ) -> KVCache:
-    """An empty cache of one of the kinds dynamic, static, sliding, paged and quantized.
+    """An empty cache, "dynamic" or of another kind (`minillm.cache.kinds`, where options are told).
 
-    Args:
-        max_length: more positions are an error; "static" needs it and reserves the memory.
-        window: how many positions a query reads, itself included. "sliding" needs it and keeps no
-            more; the other kinds keep everything and leave the window to the mask.
-        block_size: positions in a block of a "paged" cache.
     Raises: ValueError for an unknown kind, a size below 1, a missing argument.
     """
-    if kind not in CACHE_KINDS:
-        raise ValueError(f"no cache kind {kind!r}; there are {', '.join(CACHE_KINDS)}")
     sizes = {"batch_size": batch_size, "num_kv_heads": num_kv_heads}
     sizes |= {"key_dim": key_dim, "value_dim": value_dim}
-    counts = {"num_layers": num_layers, **sizes, "block_size": block_size}
-    for name, size in (counts | {"max_length": max_length, "window": window}).items():
-        if size is not None and size < 1:
-            raise ValueError(f"{name}={size} is below 1")
+    check_sizes(num_layers=num_layers, max_length=max_length, window=window, **sizes)
+    make: Any = DynamicLayer
+    if kind != "dynamic":
+        from minillm.cache.kinds import layer_maker
+
+        make = layer_maker(kind, window=window, block_size=block_size)
     options: dict[str, Any] = {"max_length": max_length, "dtype": dtype, "device": device}
-    if kind == "sliding":
-        if window is None:
-            raise ValueError("a sliding cache needs window")
-        options["window"] = window
-    if kind == "paged":
-        options["block_size"] = block_size
-    module, _, name = CACHE_KINDS[kind].rpartition(".")
-    layer_class = getattr(importlib.import_module(module), name)
-    return KVCache([layer_class(**sizes, **options) for _ in range(num_layers)])
+    return KVCache([make(**sizes, **options) for _ in range(num_layers)])

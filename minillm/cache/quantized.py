@@ -37,10 +37,7 @@ class QuantizedLayer(DynamicLayer):
         numbers = tuple(self._zeros(*shape, dim, dtype=torch.int8) for dim in self.dims)
         return numbers + tuple(self._zeros(*shape, 1, dtype=torch.float32) for _ in self.dims)
 
-    def _encode(self, keys: Tensor, values: Tensor) -> tuple[Tensor, ...]:
-        (k, k_scale), (v, v_scale) = quantize_int8(keys), quantize_int8(values)
-        return k, v, k_scale, v_scale
-
-    def _decode(self, *buffers: Tensor) -> tuple[Tensor, Tensor]:
-        k, v, k_scale, v_scale = buffers
+    def update(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        (k, k_scale), (v, v_scale) = map(quantize_int8, self.admit(keys, values))
+        k, v, k_scale, v_scale = self.store(k, v, k_scale, v_scale)
         return k.float().mul_(k_scale).to(self.dtype), v.float().mul_(v_scale).to(self.dtype)

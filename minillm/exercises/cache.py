@@ -25,6 +25,23 @@ class _Counted(nn.Linear):
         return super().forward(x)
 
 
+class _Asked(TorchFunctionMode):
+    """The most queries that attention, or a softmax over keys, was given at once."""
+
+    most = 0
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        options = kwargs or {}
+        name = getattr(func, "__name__", "")
+        dim = options.get("dim", args[1] if len(args) > 1 else None)
+        over_keys = name == "softmax" and dim in (-1, args[0].ndim - 1 if args else None)
+        if args and (over_keys or name == "scaled_dot_product_attention"):
+            self.most = max(self.most, args[0].shape[-2])
+        return func(*args, **options)
+
+
 def _outputs(x: Tensor, parts: Sequence[nn.Linear], rope: Any, pieces: list[int], how: str) -> list:
     """What each piece of x should read, or would read after a well-known mistake."""
     kept: list[tuple[Tensor, Tensor]] = []
@@ -80,7 +97,8 @@ def _run_head(answer: Callable[..., Any], pieces: list[int]) -> str | None:
     expected = _outputs(x, parts, rope, pieces, "right")
     mistaken = {how: _outputs(x, parts, rope, pieces, how) for how in MISTAKES}
     for i, (piece, want) in enumerate(zip(x.split(pieces, dim=1), expected, strict=True)):
-        got = head.read(piece)
+        with _Asked() as asked:
+            got = head.read(piece)
         if got is None or got is ...:
             raise Unsolved
         case = f"{piece.shape[1]} new positions after {past}"
@@ -101,6 +119,11 @@ def _run_head(answer: Callable[..., Any], pieces: list[int]) -> str | None:
             return (
                 f"{case}: right, but a projection has seen {most} positions where {past} have "
                 "passed: keep its results instead of computing them again"
+            )
+        if asked.most > piece.shape[1]:
+            return (
+                f"{case}: right, but {asked.most} queries read where {piece.shape[1]} are new: "
+                "what earlier positions read is needed no more"
             )
     return None
 

@@ -260,7 +260,7 @@ def test_bad_arguments():
         make_cache("static", **sizes)
     with pytest.raises(ValueError, match="sliding cache needs window"):
         make_cache("sliding", **sizes)
-    with pytest.raises(ValueError, match="batch_size=0 is below 1"):
+    with pytest.raises(ValueError, match="batch_size must be at least 1, not 0"):
         make_cache("dynamic", **sizes | {"batch_size": 0})
     with pytest.raises(ValueError, match=r"rows \[0, 2\] of a cache with 2 rows"):
         new("dynamic").reorder([0, 2])

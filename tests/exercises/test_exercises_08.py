@@ -81,6 +81,17 @@ class Again(EveryOutput):
         return super().read(x)[:, -x.shape[1] :]
 
 
+class AllQueries(Head):
+    """Keeps queries, too, and lets all of them read again."""
+
+    def read(self, x):
+        T, turn = x.shape[1], self.rope(torch.arange(self.past, self.past + x.shape[1])[None])
+        q, k, v = (part(x)[:, None] for part in self.parts)
+        self.q = torch.cat((self.q, turn(q)), dim=2) if self.kept else turn(q)
+        k, v = self.keep(turn(k), v)
+        return attention(self.q, k, v, is_causal=True)[:, 0, -T:]
+
+
 class Shared(Head):
     store = {}  # noqa: RUF012 (the mistake)
 
@@ -273,6 +284,7 @@ WRONG = [
     ("08.1", Corner, "aligned with the end"),
     ("08.1", EveryOutput, "should return what the new ones read"),
     ("08.1", Again, "a projection has seen"),
+    ("08.1", AllQueries, "5 queries read where 1 are new"),
     ("08.1", Shared, "it belongs to the object"),
     ("08.1", OfTheClass, "it belongs to the object"),
     ("08.1", Unturned, "keys have to be turned"),

@@ -18,7 +18,7 @@ from transformers.models.qwen2_vl.modeling_qwen2_vl import (
 from transformers.vision_utils import get_vision_position_ids
 
 import minillm
-from minillm.cache.base import CACHE_KINDS
+from minillm.cache.kinds import CACHE_KINDS
 from minillm.config import ModelConfig
 from minillm.generation.sampling import Sampler
 from minillm.models.qwen_vl import (

@@ -16,7 +16,7 @@ from seq2seq_checkpoints import CASES, batch, pair
 from transformers.models.bart.modeling_bart import shift_tokens_right
 from transformers.models.marian.modeling_marian import MarianSinusoidalPositionalEmbedding
 
-from minillm.cache.base import CACHE_KINDS
+from minillm.cache.kinds import CACHE_KINDS
 from minillm.generation.decoding import generate
 from minillm.generation.sampling import Sampler
 from minillm.models.seq2seq import (

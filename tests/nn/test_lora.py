@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from minillm import fence
-from minillm.cache.base import CACHE_KINDS
+from minillm.cache.kinds import CACHE_KINDS
 from minillm.config import ModelConfig
 from minillm.fast.packed import PackedLM
 from minillm.generation.decoding import generate
