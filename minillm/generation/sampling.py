@@ -217,11 +217,14 @@ class Sampler:
         if self.temperature == 0:  # no cut removes the best token
             return x
         x = temperature(x, self.temperature)
-        if self.top_k is not None:
-            x = top_k(x, self.top_k)
+        kept, places = x, None
+        if self.top_k is not None and self.top_k < x.shape[-1]:
+            kept, places = x.topk(self.top_k, dim=-1)  # the other cuts need to look at these only
         if self.top_p is not None:
-            x = top_p(x, self.top_p)
-        return x if self.min_p is None else min_p(x, self.min_p)
+            kept = top_p(kept, self.top_p)
+        if self.min_p is not None:
+            kept = min_p(kept, self.min_p)
+        return kept if places is None else torch.full_like(x, -math.inf).scatter(-1, places, kept)
 
     def probabilities(self, logits: Tensor, previous_ids: Tensor | None = None) -> Tensor:
         """The distribution drawn from. Shape: (B, V) -> (B, V), rows sum to 1."""
