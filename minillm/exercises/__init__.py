@@ -68,16 +68,16 @@ class Unsolved(Exception):  # noqa: N818 (it is no error)
     """Raised by a grader that met a stub: the answer returned None or `...`."""
 
 
-def exercise(name: str, task: str, learnt: str = "") -> Callable[[Grader], Grader]:
+def exercise(name: str, task: str, learned: str = "") -> Callable[[Grader], Grader]:
     """Register a grader under `name` ("02.3").
 
-    `task` is what an unsolved stub is told, `learnt` what a right answer shows.
+    `task` is what an unsolved stub is told, `learned` what a right answer shows.
     """
 
     def register(grader: Grader) -> Grader:
         if name in _registry and _registry[name][2].__qualname__ != grader.__qualname__:
             raise ValueError(f"exercise {name} has two graders")
-        _registry[name] = (task, learnt or task, grader)
+        _registry[name] = (task, learned or task, grader)
         return grader
 
     return register
@@ -132,7 +132,7 @@ def grade(name: str, answer: Any) -> Result:
 
     Raises: ValueError if there is no such exercise.
     """
-    asked, learnt, grader = _find(name)
+    asked, learned, grader = _find(name)
     if answer is None or answer is ...:
         return Result(name, "unsolved", asked)
     try:
@@ -141,7 +141,7 @@ def grade(name: str, answer: Any) -> Result:
         return Result(name, "unsolved", asked)
     except Exception as error:
         return Result(name, "wrong", f"your answer raised {type(error).__name__}: {error}")
-    return Result(name, "wrong", finding) if finding else Result(name, "correct", learnt)
+    return Result(name, "wrong", finding) if finding else Result(name, "correct", learned)
 
 
 def check(name: str, answer: Any) -> None:

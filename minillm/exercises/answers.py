@@ -45,7 +45,7 @@ def _inputs_and_targets(answer: Callable[[list[int], list[bool]], Any]) -> str |
         if targets == [i if m else -100 for i, m in zip(ids[:-1], mask, strict=False)]:
             return f"{case}: a target is the id that follows the input, not the input itself"
         if targets == [i if m else -100 for i, m in zip(ids[1:], mask, strict=False)]:
-            return f"{case}: the mask says whether an id is learnt, not whether one is read"
+            return f"{case}: the mask says whether an id is learned, not whether one is read"
         if targets == ids[1:]:
             return f"{case}: the mask is not used"
         if len(targets) != len(inputs):

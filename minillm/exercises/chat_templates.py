@@ -1,4 +1,4 @@
-"""Graders of the page 02_chat_templates: ChatML by hand, what templates write, what is learnt."""
+"""Graders of the page 02_chat_templates: ChatML by hand, what templates write, what is learned."""
 
 from __future__ import annotations
 

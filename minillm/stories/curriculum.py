@@ -1,4 +1,4 @@
-"""Stories told so that more can be learnt from each: small decks of cards, exact targets.
+"""Stories told so that more can be learned from each: small decks of cards, exact targets.
 
 Written by hand; the cards are explained in deeper/01_story_language, what for in
 deeper/10_exact_targets.

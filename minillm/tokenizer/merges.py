@@ -207,7 +207,7 @@ def _falling(token: bytes) -> str:
 def learn_merges(
     words: Mapping[str, int], num_merges: int, *, ties: Ties = "greatest", progress: bool = False
 ) -> list[tuple[bytes, bytes]]:
-    """The merges in the order they are learnt; fewer if the words run out of pairs.
+    """The merges in the order they are learned; fewer if the words run out of pairs.
 
     Raises: ValueError if `ties` is not one of the two rules.
     """

@@ -134,7 +134,7 @@ def conversation_examples(
 
 
 def document_example(ids: Iterable[int], eos_token_id: int) -> Example:
-    """A document between two end tokens, all of which is to be learnt."""
+    """A document between two end tokens, all of which is to be learned."""
     row = document_row(ids, eos_token_id)
     return Example(row, [False] + [True] * (len(row) - 1))
 
@@ -149,7 +149,7 @@ class ConversationBatches:
 
     Shape: -> inputs (B, T) or, packed, (B, 2, T); targets (B, T).
     Raises: ValueError, with its number, for what is no `Example`, for an example without a target,
-        and for one too long for a row, if what would be cut off is to be learnt; else it is cut.
+        and for one too long for a row, if what would be cut off is to be learned; else it is cut.
     """
 
     def __init__(
@@ -222,7 +222,7 @@ class ConversationBatches:
 
 
 def _input_and_target(example: Example, context_length: int, number: int) -> tuple[Tensor, Tensor]:
-    """Shape: -> (T,), (T,). Raises: ValueError if nothing is to be learnt, or that would be cut."""
+    """Shape: -> (T,), (T,). Raises: ValueError if nothing is to be learned, or that would be cut."""
     if not isinstance(example, Example):
         raise ValueError(f"example {number} must be an Example, not a {type(example).__name__}")
     ids, mask = example
@@ -230,15 +230,15 @@ def _input_and_target(example: Example, context_length: int, number: int) -> tup
         raise ValueError(
             f"example {number}: {len(ids)} ids, a mask of {len(mask)}, {sum(mask[1:])} targets"
         )
-    last = max(t for t, learnt in enumerate(mask) if learnt)
+    last = max(t for t, learned in enumerate(mask) if learned)
     if last > context_length:
         raise ValueError(
-            f"example {number}: {len(ids)} ids, the last to be learnt is number {last + 1}; "
+            f"example {number}: {len(ids)} ids, the last to be learned is number {last + 1}; "
             f"a row of {context_length} would cut it off"
         )
     row = torch.tensor(ids[: context_length + 1])
-    learnt = torch.tensor(mask[: context_length + 1], dtype=torch.bool)
-    return row[:-1], row[1:].masked_fill(~learnt[1:], -100)
+    learned = torch.tensor(mask[: context_length + 1], dtype=torch.bool)
+    return row[:-1], row[1:].masked_fill(~learned[1:], -100)
 
 
 class Isolated(nn.Module):

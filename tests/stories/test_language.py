@@ -99,7 +99,7 @@ def test_corpus_is_the_same_for_the_same_seed(lang):
 
 @pytest.mark.parametrize("lang, wanted", [("en", "8c8afe508b696e09"), ("zh", "af93c8eb84799afa")])
 def test_the_language_has_not_changed(lang, wanted):
-    """The checkpoint in assets has learnt these stories: a new grammar needs a new one."""
+    """The checkpoint in assets has learned these stories: a new grammar needs a new one."""
     text = "\n".join(LANGUAGES[lang].corpus(200, seed=0))
     assert hashlib.sha256(text.encode()).hexdigest()[:16] == wanted
 
@@ -237,7 +237,7 @@ def test_chinese_is_chinese(samples):
 
 @each
 def test_best_six_gram_stays_far_above_the_floor(lang):
-    """At three sizes; and one that learnt its test text by heart is below every 6-gram there is."""
+    """At three sizes; and one that learned its test text by heart is below every 6-gram there is."""
     language = LANGUAGES[lang]
     held_out = language.corpus(100, seed=2)
     floor = bits_per_byte(

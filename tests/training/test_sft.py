@@ -43,7 +43,7 @@ CHATML = """{% for m in messages %}
 {%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"""
 TEMPLATES = {
     "chatml": CHATML,
-    # the header and the line end are learnt too, the text is trimmed, a begin token
+    # the header and the line end are learned too, the text is trimmed, a begin token
     "llama": """{{- bos_token }}{% for message in messages %}
 {%- if message['role'] == 'assistant' %}{% generation %}
 {{- '<|im_start|>assistant\\n\\n' + message['content'] | trim + '<|im_end|>\\n' }}
@@ -161,10 +161,10 @@ def test_all_of_a_last_letter_is_learnt(trained, tmp_path):
     ours.save(tmp_path)
     messages = [USER, {"role": "assistant", "content": "ok🙂"}]
     example = conversation_example(ours, messages)
-    learnt = [i for i, m in zip(*example, strict=True) if m]
-    assert ours.decode(learnt) == "ok🙂"
+    learned = [i for i, m in zip(*example, strict=True) if m]
+    assert ours.decode(learned) == "ok🙂"
     theirs = by_transformers(tmp_path, messages)[1]
-    assert sum(theirs) == len(learnt) - 3
+    assert sum(theirs) == len(learned) - 3
 
 
 def test_without_marks_transformers_marks_nothing_and_we_look_for_the_answers(

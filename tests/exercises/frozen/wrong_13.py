@@ -75,7 +75,7 @@ def naive(c, r, ref_c, ref_r, beta):
 
 WRONG = [
     ("13.1", not_shifted, "not the input itself"),
-    ("13.1", mask_not_shifted, "whether an id is learnt, not whether one is read"),
+    ("13.1", mask_not_shifted, "whether an id is learned, not whether one is read"),
     ("13.1", inputs_masked, "the model reads all ids"),
     ("13.1", lambda ids, mask: (ids, shifted(ids, mask)[1]), "nothing follows the last id"),
     ("13.1", lambda ids, mask: (ids[:-1], ids[1:]), "the mask is not used"),
