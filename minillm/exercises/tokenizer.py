@@ -371,4 +371,6 @@ def _dear_and_cheap(answer: Any) -> str | None:
             return f"{name!r} has {len(text)} characters and {ids} ids: {hint}"
         if name == "cheap" and len(set(text.split())) < 5:
             return f"{name!r} repeats itself: at least five different words"
+        if name == "cheap" and sum(c.isalpha() or c == " " for c in text) < 6 * ids:
+            return f"{name!r} is cheap by its repeated signs: six letters or spaces for each id"
     return None

@@ -222,7 +222,7 @@ class ConversationBatches:
 
 
 def _input_and_target(example: Example, context_length: int, number: int) -> tuple[Tensor, Tensor]:
-    """Shape: -> (T,), (T,). Raises: ValueError if nothing is to be learned, or that would be cut."""
+    """Shape: -> (T,), (T,). Raises: ValueError if nothing is to be learned, or would be cut."""
     if not isinstance(example, Example):
         raise ValueError(f"example {number} must be an Example, not a {type(example).__name__}")
     ids, mask = example

@@ -237,7 +237,7 @@ def test_chinese_is_chinese(samples):
 
 @each
 def test_best_six_gram_stays_far_above_the_floor(lang):
-    """At three sizes; and one that learned its test text by heart is below every 6-gram there is."""
+    """At three sizes; one that learned its test text by heart is below every 6-gram there is."""
     language = LANGUAGES[lang]
     held_out = language.corpus(100, seed=2)
     floor = bits_per_byte(
