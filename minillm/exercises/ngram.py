@@ -167,7 +167,7 @@ def predictions(answer: Any) -> str | None:
         if not isinstance(value, int | float):
             return f"a number is asked, not {value!r}: {question}"
     wrong = [q for q, (value, _) in PREDICTIONS.items() if abs(answer[q] - value) > 0.002]
-    if any(0 < abs(answer[q] - value) < 0.005 for q, (value, _) in PREDICTIONS.items()):
+    if any(1e-6 < abs(answer[q] - value) < 0.005 for q, (value, _) in PREDICTIONS.items()):
         return "one number is rounded: write it exactly, such as 1 / 3"
     wrong += [q for q in PREDICTIONS if math.isinf(PREDICTIONS[q][0]) and answer[q] != math.inf]
     if not wrong:
