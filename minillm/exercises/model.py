@@ -171,7 +171,7 @@ def _completes(answer: Callable[[CausalLM, list[list[int]], int], Any]) -> str |
         passes.append((args[0] if args else kwargs["input_ids"]).shape)
 
     model.register_forward_pre_hook(note, with_kwargs=True)
-    for rows, count in (([[3, 7, 9, 4]], 5), ([[5, 9], [8, 3, 30, 21, 6], [17]], 7)):
+    for rows, count in (([[3, 7, 9, 4]], 5), ([[0, 9], [8, 3, 0, 21, 6], [17]], 7)):
         wanted, width = _complete(model, rows, count), max(map(len, rows))
         passes.clear()
         found = answer(model, [[*row] for row in rows], count)

@@ -51,6 +51,7 @@ def complete(model, rows, count, *, slip=""):
         new = torch.tensor([row + [0] * (width - len(row)) for row in rows])
         mask = mask.flip(1)
     mask = torch.ones_like(mask) if slip == "mask" else mask
+    mask = (new != 0).long() if slip == "id 0" else mask
     cache, ids = None if slip == "no cache" else model.make_cache(batch_size=len(rows)), new
     for _ in range(count):
         logits = model(ids if slip == "no cache" else new, attention_mask=mask, cache=cache)[:, -1]
@@ -175,6 +176,7 @@ WRONG = [
     ("10.2", lambda m, p, a: [1.0, 2.0, 0.5, 0.1], "an index from 0 to 3"),
     ("10.2", lambda m, p, a: choose(m, p, a, shift=0, mean=True), "both mistakes"),
     ("10.3", completing("mask"), "give attention_mask"),
+    ("10.3", completing("id 0"), "goes on with"),
     ("10.3", completing("right"), "pad on the left"),
     ("10.3", completing("argmin"), "the largest logit"),
     ("10.3", completing("whole rows"), "the new ids only"),
