@@ -54,6 +54,7 @@ __all__ = [
     "context_length",
     "count_in",
     "finite_maximum",
+    "index_in",
     "is_id",
     "list_of",
     "look_up",
@@ -184,6 +185,15 @@ def count_in(state: dict[str, Any], name: str) -> int:
     if type(value) is not int or value < 0:
         raise ValueError(f"{name} must be a count from 0, not {value!r}")
     return value
+
+
+def index_in(state: dict[str, Any], ours: dict[str, Any]) -> int:
+    """How many things a source had given when `state` was saved; `ours` is what it says now.
+
+    Raises: ValueError if anything but the index differs, or if that is no count from 0.
+    """
+    check_settings(state, {**ours, "index": state.get("index")})
+    return count_in(state, "index")
 
 
 def check_utf8(name: str, text: str) -> None:

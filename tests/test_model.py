@@ -247,3 +247,16 @@ def test_a_table_of_positions_is_an_embedding():
     model = CausalLM(ModelConfig(50, 32, 2, 4, 48, model_type="gpt2", max_position_embeddings=24))
     left_out = model.num_parameters() - model.num_parameters(exclude_embeddings=True)
     assert left_out == (50 + 24) * 32
+
+
+@pytest.mark.parametrize("kind", ["llama", "bamba"])
+def test_a_rotation_that_is_handed_in_is_the_one_that_turns(kind):
+    decoder = CausalLM(FAMILY_CONFIGS[kind]).model.eval()
+    tokens, positions = torch.tensor([[1, 2, 3, 4, 5]]), torch.arange(5)[None]
+    with torch.no_grad():
+        x = decoder.embed(tokens, positions)
+        usual = decoder(x, positions, None, True)
+        same = decoder(x, positions, None, True, rope=decoder.rotary(positions))
+        other = decoder(x, positions, None, True, rope=decoder.rotary(3 * positions))
+    torch.testing.assert_close(same, usual)
+    assert not torch.allclose(other, usual, atol=1e-6)

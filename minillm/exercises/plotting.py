@@ -137,6 +137,8 @@ def shaded_text(
 
     Raises: ValueError if there are not as many values as pieces.
     """
+    from matplotlib.patches import Rectangle
+
     places: list[tuple[float, float, str, float]] = []
     row = column = 0
     for piece, value in zip(pieces, values, strict=True):
@@ -152,19 +154,13 @@ def shaded_text(
     ax.text(starts[-1] + len(texts[-1]) + 1, -1.6, unit, va="center", fontsize=9)
     for y, x, piece, value in places:
         color = (196 / 255, 71 / 255, 43 / 255, min(max(value, 0) / most, 1) * 0.75)
-        ax.add_patch(_rectangle(x, y - 0.45, len(piece), 0.9, color))
+        ax.add_patch(Rectangle((x, y - 0.45), len(piece), 0.9, color=color, linewidth=0))
         for i, letter in enumerate(piece):
             ax.text(
                 x + i + 0.5, y, letter, ha="center", va="center", fontsize=10, family="monospace"
             )
     ax.set(xlim=(0, columns), ylim=(row + 0.6, -2.2))
     ax.axis("off")
-
-
-def _rectangle(x: float, y: float, width: float, height: float, color: Any) -> Any:
-    from matplotlib.patches import Rectangle
-
-    return Rectangle((x, y), width, height, color=color, linewidth=0)
 
 
 def visible(text: str) -> str:

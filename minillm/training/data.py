@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from minillm.checks import check_settings, check_sizes, count_in
+from minillm.checks import check_sizes, index_in
 
 __all__ = [
     "BatchSource",
@@ -81,8 +81,7 @@ class RowBatches:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go where `state` says. Raises: ValueError if its settings are others than ours."""
-        check_settings(state, {**self.state_dict(), "index": state.get("index")})
-        self.index = count_in(state, "index")
+        self.index = index_in(state, self.state_dict())
 
 
 def get_batch(
@@ -135,8 +134,7 @@ class WindowBatches:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go where `state` says. Raises: ValueError if its settings are others than ours."""
-        check_settings(state, {**self.state_dict(), "index": state.get("index")})
-        self.index = count_in(state, "index")
+        self.index = index_in(state, self.state_dict())
 
 
 class BatchSource(Protocol):

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from minillm.checks import check_documents, check_settings, check_texts, count_in, quoted
+from minillm.checks import check_documents, check_settings, check_texts, count_in, index_in, quoted
 from minillm.training.data import document_row, epoch_order, pad_rows
 from minillm.training.packing import batches_of_like_length, pack
 
@@ -51,9 +51,7 @@ class StoryDocuments:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go where `state` says. Raises: ValueError if its seed or language is another."""
-        ours = {**self.state_dict(), "index": state.get("index")}
-        check_settings(state, ours)
-        self.index = count_in(state, "index")
+        self.index = index_in(state, self.state_dict())
 
 
 class TextDocuments:
@@ -82,8 +80,7 @@ class TextDocuments:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go where `state` says. Raises: ValueError if its texts or seed are others."""
-        check_settings(state, {**self.state_dict(), "index": state.get("index")})
-        self.index = count_in(state, "index")
+        self.index = index_in(state, self.state_dict())
 
 
 def _deal(

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
-from minillm.checks import check_settings, check_utf8, count_in, quoted
+from minillm.checks import check_utf8, index_in, quoted
 from minillm.model import CausalLM
 from minillm.nn.attention import causal_mask
 from minillm.tokenizer.chat_template import render_answers
@@ -217,8 +217,7 @@ class ConversationBatches:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go where `state` says. Raises: ValueError if its settings are others than ours."""
-        check_settings(state, {**self.settings, "index": state.get("index")})
-        self.index = count_in(state, "index")
+        self.index = index_in(state, self.settings)
 
 
 def _input_and_target(example: Example, context_length: int, number: int) -> tuple[Tensor, Tensor]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from minillm.checks import check_settings, count_in
+from minillm.checks import index_in
 from minillm.training.data import document_row, epoch_order
 
 __all__ = ["FileDocuments", "TokenDataset"]
@@ -108,5 +108,4 @@ class FileDocuments:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go where `state` says. Raises: ValueError if it belongs to another file or seed."""
-        check_settings(state, {**self.state_dict(), "index": state.get("index")})
-        self.index = count_in(state, "index")
+        self.index = index_in(state, self.state_dict())

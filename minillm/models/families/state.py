@@ -140,7 +140,8 @@ class StateDecoder(Decoder):
         rope: Any = None,
     ) -> Tensor:
         c: Any = self.config
-        rope = self.rotary(position_ids) if self.rotary is not None else None
+        if rope is None and self.rotary is not None:
+            rope = self.rotary(position_ids)
         for i, layer in enumerate(self.layers):
             seen = mask
             if mask is not None and c.has_state(i):
