@@ -178,18 +178,16 @@ def _merge_anew(
         found = unmade.keys() & zip(token, token[1:], token[2:], strict=False)
         if any(inside in token for begin in found for inside in unmade[begin]):
             doubtful.add(token)
-    listed, lower = defaultdict(set), dict[Any, int]()
-    for left, right in merges:
-        if left + right in doubtful:
-            listed[left + right].add((left, right))
+    listed = {(left, right) for left, right in merges if left + right in doubtful}
+    lower: dict[Any, int] = {}
     for token in sorted(ranks, key=ranks.__getitem__):
         if token in doubtful:
             parts = merge_word(token, lower)
-            if len(parts) == 2 and tuple(parts) not in listed[token]:
+            if len(parts) == 2 and tuple(parts) not in listed:
                 raise ValueError(
                     f"{quoted(token)} should be merged from {quoted(parts)}, which is not listed"
                 )
-            if len(parts) > 2 and not (whole and listed[token] == {*splits(token, ranks)}):
+            if len(parts) > 2 and not (whole and listed.issuperset(splits(token, ranks))):
                 raise ValueError(
                     f"no merge makes the token {quoted(token)}, and ignore_merges does not help"
                 )
