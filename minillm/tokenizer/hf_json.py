@@ -658,7 +658,7 @@ def to_tiktoken(tokenizer: "BPETokenizer", name: str = "minillm") -> "tiktoken.E
         warnings.warn(
             f"special token {inside[0][0]!r} lies inside {inside[0][1]!r}: "
             "tiktoken may find the shorter one, this package takes the longer",
-            stacklevel=3,
+            stacklevel=2,
         )
     return tiktoken.Encoding(
         name,
