@@ -127,7 +127,7 @@ def test_the_three_claims_have_the_numbers_of_the_repository(pages, tmp_path):
     best, same, real = pages.front.claims(ROOT)
     board = json.loads((ROOT / "assets/scoreboard.json").read_text(encoding="utf-8"))
     live = next(row[3] for row in board if row[:2] == ["10", "network, 2 layers, live"])
-    assert f"a minute {live} times" in best and "986 of 1,000" in best
+    assert f"about a minute {live} times" in best and "986 of 1,000" in best
     exported = sum(
         "".join(cell["source"]).startswith("#| export")
         for path in NOTEBOOKS
