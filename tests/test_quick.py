@@ -18,9 +18,6 @@ import quick  # noqa: E402
         ("minillm/model.py", "test_model.py"),
         ("tools/build.py", "test_build.py"),
         ("tests/nn/test_rope.py", "nn/test_rope.py"),
-        ("tests/rope_cases.py", "nn/test_rope.py nn/test_rope_scaling.py"),
-        ("minillm/nn/rope_layouts.py", "exercises/test_exercises_05.py nn/test_rope.py"),
-        ("minillm/pretrained/presets.py", "pretrained/test_families.py test_config.py"),
         ("minillm/models/families/gemma.py", "test_model.py pretrained/test_load.py"),
         ("minillm/nn/__init__.py", "test_package.py"),
         (
@@ -46,21 +43,25 @@ def test_what_a_file_asks_for(file, tests):
     assert all((ROOT / name).is_file() for name in wanted)
 
 
-def test_a_file_that_no_test_names_is_tested_by_those_that_use_it(tmp_path):
+def test_a_file_without_a_test_of_its_own(tmp_path):
     texts = {
         "minillm/part.py": "",
         "minillm/user.py": "from minillm import part",
         "minillm/circle.py": "import minillm.part, minillm.circle",
         "minillm/stranger.py": "from minillm import parts",
-        "tests/test_user.py": "",
+        "minillm/named.py": "",
+        "tests/shared.py": "",
+        "tests/test_user.py": "from minillm import named",
         "tests/test_stranger.py": "",
-        "tests/test_circle.py": "",
+        "tests/test_circle.py": "import shared",
     }
     for name, text in texts.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text, encoding="utf-8")
     wanted = ["tests/test_circle.py", "tests/test_user.py"]
     assert quick.tests_of(tmp_path, "minillm/part.py") == wanted
+    assert quick.tests_of(tmp_path, "minillm/named.py") == ["tests/test_user.py"]
+    assert quick.tests_of(tmp_path, "tests/shared.py") == ["tests/test_circle.py"]
 
 
 def test_every_file_of_the_package_is_known_to_a_test():
