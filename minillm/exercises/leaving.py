@@ -79,7 +79,9 @@ def _row_parallel(answer: Callable[[list[Tensor], list[Tensor], Tensor | None], 
         x = torch.randn(5, 8, generator=draw, dtype=torch.float64)
         bias = torch.randn(3, generator=draw, dtype=torch.float64) if with_bias else None
         case = f"{size} process{'es' * (size > 1)}, {'a' if with_bias else 'no'} bias"
-        parts = [[p.as_subclass(_Share) for p in whole.chunk(size, 1)] for whole in (x, layer)]
+        parts: list[list[Tensor]] = [
+            [p.as_subclass(_Share) for p in whole.chunk(size, 1)] for whole in (x, layer)
+        ]
         try:
             got = answer(parts[0], parts[1], bias)
         except _Joined:
