@@ -9,7 +9,7 @@ ifeq ($(CPU),1)
 export PIP_EXTRA_INDEX_URL := $(strip $(PIP_EXTRA_INDEX_URL) https://download.pytorch.org/whl/cpu)
 endif
 
-.PHONY: run lab test jitter real student grade build pull check bench site-tools site serve test-browser help
+.PHONY: run lab test quick jitter real student grade build pull check bench help
 .DEFAULT_GOAL := help
 
 help:            ## list the commands
@@ -24,6 +24,9 @@ lab: $(READY)    ## open the course in JupyterLab
 
 test: $(READY)   ## all unit tests and every cell of every notebook
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not real and not browser"
+
+quick: $(READY)  ## in 90 seconds: the house rules, drift, unit tests of what git diff touches
+	$(BIN)/python tools/quick.py
 
 # make jitter PAGES="notebooks/05_rope.ipynb notebooks/beyond" DRAWS=1
 PAGES ?= notebooks
@@ -62,6 +65,7 @@ bench: $(READY)  ## measure beside the peers (minutes); see benchmarks/RESULTS.m
 	@for script in benchmarks/*.py; do echo "== $$script"; OMP_NUM_THREADS=1 $(BIN)/python $$script || exit 1; done
 
 # The web edition. Pages are made by Sphinx in an environment of its own; onnxruntime-web is npm's.
+.PHONY: site-tools site serve test-browser
 SITE_TOOLS := build/site-tools
 site-tools: $(SITE_TOOLS)/.ready ## fetch once what `make site` needs: Sphinx (pip) and onnxruntime-web (npm)
 
