@@ -19,6 +19,7 @@ _PUBLIC = {
     "nn.mla": ["MultiHeadLatentAttention"],
     "nn.moe": ["Experts", "SparseMoeBlock", "TopKRouter", "load_balancing_loss", "update_bias"],
     "nn.lora": ["LoRALinear", "add_lora", "merge", "unmerge"],
+    "nn.maps": ["attention_maps"],
     "models.seq2seq": ["EncoderDecoder", "Seq2SeqConfig", "shift_right"],
     "models.vision": ["VisionConfig", "VisionTransformer"],
     "nn.cross": ["CrossAttention"],

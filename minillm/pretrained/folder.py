@@ -267,8 +267,12 @@ def _state_of(layout: Layout, model: nn.Module) -> dict[str, Tensor]:
     if hasattr(model, "packed_layers"):  # a copy of the weights lies beside the model's own
         state = {k: v for k, v in state.items() if k in wanted}
     if state.keys() != wanted.keys():
-        strange = _some(sorted(state.keys() - wanted.keys()))
-        which = f"{len(state)} weights, its config says {len(wanted)}; not known: {strange}"
+        strange, lacking = (
+            sorted(state.keys() - wanted.keys()),
+            sorted(wanted.keys() - state.keys()),
+        )
+        which = f"not known: {_some(strange)}" if strange else f"not there: {_some(lacking)}"
+        which = f"{len(state)} weights, its config says {len(wanted)}; {which}"
         raise ValueError(f"a {type(model).__name__} cannot be saved that has {which}")
     # Hooks may stay: they change no weight, and most are there to look. No reader expects them.
     check_unchanged(model, built, LOST)
