@@ -288,6 +288,18 @@ class CausalLM(nn.Module):
 
         return from_pretrained(name, **options)[0]
 
+    def generate(self, input_ids: Tensor, **options: Any) -> Tensor:
+        """Continue each row of ids (B, T); options as `minillm.generate` has them."""
+        from minillm.generation.decoding import generate
+
+        return generate(self, input_ids, **options)
+
+    def save_pretrained(self, folder: str, tokenizer: Any = None) -> None:
+        """Write config, weights and tokenizer; see `minillm.pretrained.load`."""
+        from minillm.pretrained.load import save_pretrained
+
+        save_pretrained(self, tokenizer, folder)
+
     def packed(self, ways: Any = None) -> "CausalLM":
         """A copy for generation, the same numbers sooner on a CPU; see `minillm.fast.packed`.
 
