@@ -1,6 +1,7 @@
 """RECIPES.md: each program runs, other libraries agree with it; the list of names is whole."""
 
 import argparse
+import inspect
 import json
 import os
 import re
@@ -165,3 +166,29 @@ def test_two_processes(folder):
     exec(compile(alone.partition("if torch")[0], "alone", "exec"), found)
     together = float(re.search(r"loss (\d+\.\d+)", done.stdout)[1])
     assert together == pytest.approx(found["history"][-1]["loss"], abs=2e-3)
+
+
+VALUES = {  # what is no class and no function has no docstring of its own
+    "ACTIVATIONS": "Names of activations and their functions; one of your own goes in: "
+    '`ACTIVATIONS["mine"] = f`.',
+    "GREEDY": "The `Sampler` that always takes the likeliest token.",
+}
+
+
+def test_the_index_has_every_public_name_with_the_first_line_of_its_docstring():
+    lines = re.findall(r"^- `(\w+)`: (.*)$", PAGE.partition("## All public names")[2], re.M)
+    assert [name for name, _ in lines] == minillm.__all__
+    for name, line in lines:
+        part = getattr(minillm, name)
+        assert line == VALUES.get(name, (inspect.getdoc(part) or "").split("\n")[0]), name
+
+
+@pytest.mark.parametrize("name", minillm.__all__)
+def test_help_says_what_it_is_for_and_nothing_of_torchs(name):
+    """No docstring that a class has only from its base, such as `nn.Module.forward`'s."""
+    part = getattr(minillm, name)
+    if name in VALUES:
+        return
+    assert part.__doc__ and not part.__doc__.startswith(f"{name}(")  # that of a dataclass
+    if inspect.isclass(part):
+        assert part.__doc__ != part.__mro__[1].__doc__

@@ -315,7 +315,7 @@ def test_train_on_a_text_file(tmp_path, layout, capsys):
     assert tokenizer.add_bos == (layout != "windows")  # a window begins anywhere
     data = TokenDataset(out / "tokens.npy", eos_token_id=tokenizer.eos_token_id)
     texts = [tokenizer.decode(data[a : b - 1].tolist()) for a, b in data.documents()]
-    assert texts == documents
+    assert texts == [text for i, text in enumerate(documents) if i % 10 < 9]
 
 
 def test_train_shows_progress_and_early_samples(tmp_path, capsys):
@@ -472,7 +472,7 @@ def test_documents_of_a_text_file_are_read_without_empty_ones(tmp_path):
         (["train", "--vocab-size", 256], "--vocab-size 256 must be at least 257"),
         (["train", "--gradient-accumulation-steps", 0], "--gradient-accumulation-steps 0 must be"),
         (["train", "--eval-interval", -1], "--eval-interval -1 must be from 0"),
-        (["train", "--held-out", 0], "--held-out 0 must be from 1"),
+        (["train", "--held-out", -1], "--held-out -1 must be from 0"),
         (["train", "--seed", -1], "--seed -1 must be from 0"),
         (["train", "--heads", 3], "--family llama --hidden-size 32 --heads 3: hidden_size 32"),
         (["train", "--kv-heads", 3], "--family llama --hidden-size 32 --heads 4 --kv-heads 3: 4"),

@@ -11,8 +11,8 @@ from minillm.training.sft_files import completion_example, read_examples
 ASK, SAY = "What color is the sky?", "It is blue."
 TALK = [{"role": "user", "content": ASK}, {"role": "assistant", "content": SAY}]
 TEMPLATE = (
-    "{% for m in messages %}{{ m.role }}: {{ m.content }}{{ eos_token }}{% endfor %}"
-    "{% if add_generation_prompt %}assistant: {% endif %}"
+    "{% for m in messages %}{{ m.role }}\n{{ m.content }}{{ eos_token }}{% endfor %}"
+    "{% if add_generation_prompt %}assistant\n{% endif %}"
 )
 
 
