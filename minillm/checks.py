@@ -27,6 +27,7 @@ __all__ = [
     "any_of",
     "check_attention",
     "check_causal",
+    "check_config",
     "check_documents",
     "check_drawn",
     "check_fields",
@@ -276,6 +277,16 @@ def check_tokenizer(tokenizer: Any) -> None:
         raise ValueError(f"a {kind} is no tokenizer of minillm: {road}")
     order = "the order is model, tokenizer, texts"
     raise ValueError(f"{quoted(tokenizer)} is no tokenizer: {order}")
+
+
+def check_config(config: Any) -> None:
+    """Raises: ValueError for a config of another library, a table of keys, or a file's name."""
+    if not hasattr(config, "family"):
+        road = (
+            "a ModelConfig, such as ModelConfig(**keys) or ModelConfig.from_dict(their.to_dict())"
+        )
+        kind = f"{type(config).__module__.partition('.')[0]}.{type(config).__name__}"
+        raise ValueError(f"a config of minillm is wanted, not a {kind}: {road}")
 
 
 def check_model(model: Any) -> None:

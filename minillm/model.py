@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from minillm.cache.base import KVCache, make_cache
-from minillm.checks import check_inputs, look_up
+from minillm.checks import check_config, check_inputs, look_up
 from minillm.config import ModelConfig
 from minillm.counting import count_operations, count_parameters
 from minillm.device import product_dtype
@@ -176,6 +176,7 @@ class CausalLM(nn.Module):
 
     def __init__(self, config: ModelConfig, *, seed: int = 0) -> None:
         super().__init__()
+        check_config(config)
         self.config = config
         with torch.random.fork_rng(devices=[]):  # torch's own initial values leave no trace
             self.model: Decoder = (config.family.decoder or Decoder)(config)

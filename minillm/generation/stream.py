@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from minillm.cache.base import KVCache
-from minillm.checks import check_model, check_prompt, check_utf8
+from minillm.checks import check_model, check_prompt, check_tokenizer, check_utf8
 from minillm.config import ModelConfig
 from minillm.generation.decoding import (
     FROM_CONFIG,
@@ -94,6 +94,7 @@ def stream_text(
     `cache` and `on_token` are as in `generate`.
     Raises: ValueError as `generate`, and if the chat template refuses the conversation.
     """
+    check_tokenizer(tokenizer)
     if isinstance(prompt, str):
         prompt = torch.tensor([tokenizer.encode(prompt)], dtype=torch.long)
     elif not isinstance(prompt, Tensor):
