@@ -79,6 +79,10 @@ CASES = {
         *(lambda m, t: Trainer(m, ["a"], TrainConfig(1), progress=False).train(), None),
         "RowBatches or TextDocuments",
     ),
+    "their batches": (
+        *(lambda m, t: Trainer(m, [t("a")], TrainConfig(1), progress=False).train(), 1),
+        "inputs are ids[:, :-1], targets ids[:, 1:]",
+    ),
     "a path to train on": (lambda m, t: Trainer(m, "x", TrainConfig(1)), None, "not be 'x'"),
     "a path to learn from": (lambda m, t: BPETokenizer.train(__file__, 300), None, "read_text"),
 }
@@ -92,6 +96,14 @@ def test_a_sentence_says_what_is_wanted(case, ours, theirs):
     with pytest.raises(ValueError) as error:
         call(model, tokenizer)
     assert words in str(error.value) and len(str(error.value).splitlines()) == 1
+
+
+def test_a_runs_folder_is_no_model_and_the_sentence_leads_to_one(tmp_path):
+    model, run = CausalLM(ModelConfig(50, 16, 1, 2, 24)), minillm.Run(tmp_path)
+    batches = minillm.WindowBatches(torch.arange(99) % 50, 2, 8)
+    Trainer(model, batches, TrainConfig(1), run=run, progress=False).train()
+    with pytest.raises(FileNotFoundError, match=r"holds a run .* save_pretrained writes its model"):
+        minillm.from_pretrained(tmp_path)
 
 
 def test_their_model_trains_behind_a_function_of_ids_to_scores(theirs):

@@ -110,6 +110,9 @@ def read_folder(
     Raises: ValueError if a weight is missing, unexpected or of another shape, each named, or if the
         config says what is not computed; FileNotFoundError if there is no such file.
     """
+    if not resolve(folder / "config.json").exists() and any(folder.glob("step-*/state.json")):
+        road = "Trainer(..., run=Run(folder)).resume() reads it, save_pretrained writes its model"
+        raise FileNotFoundError(f"{folder} holds a run and no config.json: {road}")
     data = read_json(folder / "config.json")
     config = layout.read_config(data, _generation(folder))
     stored = read_tensors(folder)
