@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from minillm.checks import check_tokenizer, quoted
-from minillm.training.sft import Example, conversation_example, token_mask
+from minillm.training.conversations import conversation_example
+from minillm.training.sft import Example, token_mask
 
 __all__ = ["completion_example", "read_examples"]
 

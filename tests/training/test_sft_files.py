@@ -5,7 +5,7 @@ import json
 import pytest
 
 from minillm.tokenizer.bpe import BPETokenizer
-from minillm.training.sft import conversation_example
+from minillm.training.conversations import conversation_example
 from minillm.training.sft_files import completion_example, read_examples
 
 ASK, SAY = "What color is the sky?", "It is blue."
