@@ -189,7 +189,7 @@ SCIPY = {
 def fit():
     page = json.loads((ROOT / "notebooks/beyond/19_scale.ipynb").read_text("utf-8"))
     (cell,) = ("".join(c["source"]) for c in page["cells"] if c["id"] == "sc190040")
-    exec(cell, defined := {"torch": torch})
+    exec(cell, defined := {"math": math})
     return defined["fit"]
 
 
