@@ -1,6 +1,7 @@
 """The copy to write yourself: blank, filled, judged, brought up to date, and never overwritten."""
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -455,3 +456,39 @@ def test_bad_commands_are_answered_by_a_sentence(copy, capsys, arguments, wanted
 def test_a_folder_that_is_no_copy(tmp_path, capsys):
     assert student.main(["grade", "03", "--to", str(tmp_path)]) == 1
     assert "is no copy of the course: there is no readable given.json" in capsys.readouterr().err
+
+
+# ---- all tests of a chapter, blank and filled: minutes, so for those that WALK names -------------
+
+# These pass without any body, for they ask nothing of one.
+NEED_NO_BODY = {
+    "tokenizer/test_pretokenizer.py::test_unicode_differs_from_tiktokens_only_where_one_table_is",
+    "tokenizer/test_bpe.py::test_importing_the_tokenizer_is_quick_and_needs_no_torch",
+    "nn/test_attention.py::test_the_stand_in_for_a_device_refuses",
+    "nn/test_rope.py::test_reordering_is_that_of_the_published_llama_conversion",
+    "nn/test_rope.py::test_rows_that_make_no_heads_are_an_error",
+    "training/test_data.py::test_settings_that_differ_are_named",
+    "training/test_trainer.py::test_a_run_refuses_values_out_of_range",
+    "training/test_trainer.py::test_random_numbers_of_a_mac",
+}
+walk = pytest.mark.parametrize("chapter", os.environ.get("WALK", "").split())
+
+
+def outcomes(copy: student.Copy, chapter: str) -> dict[str, str]:
+    results = student.run_tests(copy.root, chapter)
+    return {r["test"].removeprefix("tests/"): r["outcome"] for r in results}
+
+
+@walk
+def test_walk_no_test_passes_that_needs_a_body(copy, chapter):
+    found = outcomes(copy, chapter)
+    assert found
+    ended = [test for test, outcome in found.items() if outcome != "waiting"]
+    assert [t for t in ended if not t.startswith(tuple(NEED_NO_BODY))] == []
+
+
+@walk
+def test_walk_filled_every_test_passes_and_none_waits(copy, chapter):
+    student.fill(copy, ROOT, [c for c in CHAPTERS if c <= chapter])
+    found = outcomes(copy, chapter)
+    assert found and {t: o for t, o in found.items() if o != "passed"} == {}

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 import pytest
 
 WAITING = re.compile(r"([\w.]+) is not written yet: notebooks/")
+RAISED = re.compile(r"raise NotWritten\(\s*\"([\w.]+)\"")  # a line of a traceback
 
 
 def waits_for(report: pytest.CollectReport | pytest.TestReport, error: object) -> str | None:
@@ -22,7 +23,8 @@ def waits_for(report: pytest.CollectReport | pytest.TestReport, error: object) -
         if type(error).__name__ == "NotWritten" and (found := WAITING.match(str(error))):
             return found[1]
         error = error.__cause__ or error.__context__
-    found = WAITING.search(f"{report.longrepr}")
+    text = f"{report.longrepr}\n{report.capstderr}"
+    found = WAITING.search(text) or RAISED.search(text)
     return found[1] if found else None
 
 
