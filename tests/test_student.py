@@ -193,6 +193,8 @@ class A:
     async def method(self):
 
         # why
+        from minillm.checks import whole
+
         def inner():
             return 2
 
@@ -223,6 +225,7 @@ class A:
         raise NotImplementedError
 
     async def method(self):
+        from minillm.checks import whole
         raise NotWritten("A.method", "03_page", "id")
 
 
@@ -234,7 +237,7 @@ Y = len("a")
 def test_how_bodies_are_cut_out():
     text, names = blanks.blank("#| export\n" + CUT.lstrip(), "03_page", "id", set())
     head = "#| export\nfrom minillm.not_written import NotWritten, unwritten\n"
-    assert text == head + BLANK
+    assert text == head + "\n" + BLANK
     assert names == ["one", "two", "A.method", "X"]
 
 
@@ -443,7 +446,7 @@ def test_grade_tells_passed_failed_and_waiting(copy, monkeypatch, capsys):
 @pytest.mark.parametrize(
     "arguments, wanted",
     [
-        (["grade"], "grade which chapter? Such as: grade 03"),
+        (["grade"], "grade which chapter? Such as: make grade NB=03"),
         (["fill", "11"], "there is no chapter '11' to write; there are 01 02 03"),
         (["grade", "00"], "there is no chapter '00'"),
     ],

@@ -658,7 +658,7 @@ def run(
         return [make(course or HERE, root, deeper=deeper)]
     copy = Copy(root)
     if command in ("fill", "grade") and not chapters:
-        raise StudentError(f"{command} which chapter? Such as: {command} 03")
+        raise StudentError(f"{command} which chapter? Such as: make {command} NB=03")
     if command == "grade":
         return [line for chapter in chapters for line in grade(copy, chapter)]
     if course is None:

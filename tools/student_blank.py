@@ -1,6 +1,7 @@
 """The marked cells of a page with every body taken out, as `tools/student.py` hands them out.
 
-What stays: signatures, docstrings, fields, constants, imports, and bodies that say nothing (`...`).
+What stays: signatures, docstrings, fields, constants, imports (a body's, too), and bodies that say
+nothing (`...`).
 A body becomes `raise NotWritten(name, page, cell)`; a value that is made by calling such a body as
 the module is imported becomes `unwritten(name, page, cell)`.
 """
@@ -123,9 +124,14 @@ def blank(source: str, page: str, cell: str, known: set[str]) -> tuple[str, list
 
 
 def cut_body(lines: list[str], node: ast.FunctionDef, new: str) -> tuple[int, int, str]:
-    """Which lines of a function its body takes, and what stands there instead."""
+    """Which lines of a function its body takes, and what stands there instead.
+
+    What a body imports stays: no reader could guess the names of the package's helpers.
+    """
     first, end = node.body[0], build.last_line(lines, node)
     indent = " " * (node.col_offset + 4)
+    kept = [n for n in ast.walk(node) if isinstance(n, ast.Import | ast.ImportFrom)]
+    new = f"\n{indent}".join([*dict.fromkeys(map(ast.unparse, kept)), new])
     if ast.get_docstring(node, clean=False) is not None:
         return first.end_lineno or 0, end, indent + new
     head = lines[first.lineno - 1][: first.col_offset].rstrip()
@@ -144,7 +150,7 @@ def add_import(lines: list[str], tree: ast.Module, new: str) -> None:
     if above := imports or opening:
         lines.insert(above[-1].end_lineno or 0, new if imports else f"\n{new}")
     else:
-        lines[:0] = [new, ""]
+        lines[:0] = [new, "", ""]
 
 
 def blank_page(data: dict, page: str) -> dict[str, list[str]]:
