@@ -195,10 +195,9 @@ class A:
         # why
         from minillm.checks import whole
 
-        def inner():
-            return 2
-
-        return inner
+        self.size, self.rest = 1, []
+        self.register_buffer("table", whole)
+        return {"a": 1, **self.rest, "b": 2}
 
 
 X: int = one(2)
@@ -226,6 +225,7 @@ class A:
 
     async def method(self):
         from minillm.checks import whole
+        # sets the buffer 'table', self.size, self.rest; the keys of what it returns: 'a', 'b'
         raise NotWritten("A.method", "03_page", "id")
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ast
 import re
+import textwrap
 from collections.abc import Iterator
 from hashlib import sha256
 
@@ -126,12 +127,14 @@ def blank(source: str, page: str, cell: str, known: set[str]) -> tuple[str, list
 def cut_body(lines: list[str], node: ast.FunctionDef, new: str) -> tuple[int, int, str]:
     """Which lines of a function its body takes, and what stands there instead.
 
-    What a body imports stays: no reader could guess the names of the package's helpers.
+    What a body imports stays, and the attributes that it sets and the keys that it returns are
+    named: other modules ask for them, and no reader could guess them.
     """
     first, end = node.body[0], build.last_line(lines, node)
     indent = " " * (node.col_offset + 4)
     kept = [n for n in ast.walk(node) if isinstance(n, ast.Import | ast.ImportFrom)]
-    new = f"\n{indent}".join([*dict.fromkeys(map(ast.unparse, kept)), new])
+    said = [f"# {line}" for line in textwrap.wrap(promised(node), 97 - len(indent))]
+    new = f"\n{indent}".join([*dict.fromkeys(map(ast.unparse, kept)), *said, new])
     if ast.get_docstring(node, clean=False) is not None:
         return first.end_lineno or 0, end, indent + new
     head = lines[first.lineno - 1][: first.col_offset].rstrip()
@@ -141,6 +144,22 @@ def cut_body(lines: list[str], node: ast.FunctionDef, new: str) -> tuple[int, in
     while not lines[start - 1].strip() or lines[start - 1].lstrip().startswith("#"):
         start -= 1  # what stands above the first statement is said about it
     return start, end, indent + new
+
+
+def promised(node: ast.FunctionDef) -> str:
+    """The attributes that a function sets, and the keys of what it returns, in words."""
+    targets, keys = [], []
+    for n in ast.walk(node):
+        stored = isinstance(n, ast.Attribute) and isinstance(n.ctx, ast.Store)
+        if stored and ast.unparse(n.value) == "self":
+            targets.append(f"self.{n.attr}")
+        if isinstance(n, ast.Call) and ast.unparse(n.func) == "self.register_buffer":
+            targets.append(f"the buffer {ast.unparse(n.args[0])}")
+        if isinstance(n, ast.Return) and isinstance(n.value, ast.Dict):
+            keys += [ast.unparse(key) for key in n.value.keys if isinstance(key, ast.Constant)]
+    parts = [f"sets {', '.join(dict.fromkeys(targets))}"] if targets else []
+    parts += [f"the keys of what it returns: {', '.join(keys)}"] if keys else []
+    return "; ".join(parts)
 
 
 def add_import(lines: list[str], tree: ast.Module, new: str) -> None:
