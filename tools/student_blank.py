@@ -1,7 +1,6 @@
 """The marked cells of a page with every body taken out, as `tools/student.py` hands them out.
 
-What stays: signatures, docstrings, fields, constants, imports (a body's, too), and bodies that say
-nothing (`...`).
+What stays: signatures, docstrings, fields, constants, imports, bodies that say nothing (`...`).
 A body becomes `raise NotWritten(name, page, cell)`; a value that is made by calling such a body as
 the module is imported becomes `unwritten(name, page, cell)`.
 """
@@ -16,7 +15,7 @@ from hashlib import sha256
 
 import build
 
-GIVEN = {"in_ascii"}  # stays whole: a module off the spine calls it as it is imported
+GIVEN = {"in_ascii", "bytes_to_unicode"}  # stay whole: other modules call them when imported
 IMPORT = "from minillm.not_written import {}"
 BLANK = re.compile(r"\b(?:raise NotWritten|unwritten)\(\s*\"([\w.]+)\"")
 
@@ -127,14 +126,15 @@ def blank(source: str, page: str, cell: str, known: set[str]) -> tuple[str, list
 def cut_body(lines: list[str], node: ast.FunctionDef, new: str) -> tuple[int, int, str]:
     """Which lines of a function its body takes, and what stands there instead.
 
-    What a body imports stays, and the attributes that it sets and the keys that it returns are
-    named: other modules ask for them, and no reader could guess them.
+    A comment names what the body imports, the attributes that it sets and the keys that it returns:
+    other modules have them or ask for them, and no reader could guess them.
     """
     first, end = node.body[0], build.last_line(lines, node)
     indent = " " * (node.col_offset + 4)
     kept = [n for n in ast.walk(node) if isinstance(n, ast.Import | ast.ImportFrom)]
-    said = [f"# {line}" for line in textwrap.wrap(promised(node), 97 - len(indent))]
-    new = f"\n{indent}".join([*dict.fromkeys(map(ast.unparse, kept)), *said, new])
+    said = [f"# where it is needed: {line}" for line in dict.fromkeys(map(ast.unparse, kept))]
+    said += [f"# {line}" for line in textwrap.wrap(promised(node), 97 - len(indent))]
+    new = f"\n{indent}".join([*said, new])
     if ast.get_docstring(node, clean=False) is not None:
         return first.end_lineno or 0, end, indent + new
     head = lines[first.lineno - 1][: first.col_offset].rstrip()
