@@ -236,7 +236,7 @@ Y = len("a")
 
 def test_how_bodies_are_cut_out():
     text, names = blanks.blank("#| export\n" + CUT.lstrip(), "03_page", "id", set())
-    head = "#| export\nfrom minillm.not_written import NotWritten, unwritten\n"
+    head = "#| export\nfrom not_written import NotWritten, unwritten\n"
     assert text == head + "\n" + BLANK
     assert names == ["one", "two", "A.method", "X"]
 

@@ -134,7 +134,7 @@ def handed_out(course: Path, *, deeper: bool) -> dict[str, bytes]:
     built = [blank for blank in build.owners(course).items() if deeper or "/" not in blank[1].name]
     for module, _ in built:
         files.pop(build.shown(module), None)
-    files["minillm/not_written.py"] = blanks.NOT_WRITTEN.encode()
+    files["not_written.py"] = blanks.NOT_WRITTEN.encode()
     for name in ("README.md", "Makefile"):
         files[name] = (course / "tools" / "student" / name).read_bytes()
     return files
