@@ -46,6 +46,7 @@ MODULES = {
     "15": "two_sequences",
     "16": "pictures",
     "17": "leaving",
+    "18": "rewards",
 }
 
 Grader = Callable[[Any], "str | None"]
