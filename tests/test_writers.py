@@ -22,6 +22,7 @@ from minillm.nn.lora import add_lora
 from minillm.pretrained.adapters import save_adapter
 from minillm.pretrained.folder import write_checkpoint
 from minillm.tokenizer.bpe import BPETokenizer
+from minillm.tokenizer.hf_json import to_hf
 from minillm.tokenizer.wrapped import WrappedTokenizer
 from minillm.training import run_folder
 from minillm.training.checkpoint import CheckpointError, newest_checkpoint, save_checkpoint
@@ -130,7 +131,7 @@ WRITERS = {
         f / "x.npy", [[time] * 9, [2]], vocab_size=4, eos_token_id=3
     ),
     "tokenizer": lambda f, time: tokenizer(time).save(f),
-    "wrapped tokenizer": lambda f, time: WrappedTokenizer(tokenizer(time).to_hf()).save(f),
+    "wrapped tokenizer": lambda f, time: WrappedTokenizer(to_hf(tokenizer(time))).save(f),
     "checkpoint": lambda f, time: write_checkpoint(f, {"time": time}, {"w": torch.zeros(time + 1)}),
     "adapter": write_adapter,
     "checkpoint of a run": write_checkpoint_of_a_run,

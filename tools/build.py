@@ -830,12 +830,29 @@ def defined_names(segments: list[Segment]) -> list[str]:
     return names
 
 
+def running_file() -> Path | None:
+    """The notebook file that this kernel was started for, where Jupyter or VS Code tell."""
+    try:
+        named = get_ipython().user_ns.get("__vsc_ipynb_file__")  # type: ignore[name-defined]
+    except NameError:
+        named = None
+    named = named or os.environ.get("JPY_SESSION_NAME", "")
+    return Path(named) if str(named).endswith(".ipynb") else None
+
+
 def sync(name: str) -> None:
     """A notebook's last cell: rebuild its modules from the saved file.
 
-    Under pytest and in build/ it only checks. Edits that are not saved yet are named instead.
+    Under pytest and in build/ it only checks. Edits that are not saved yet are named instead. In
+    a copy that lies elsewhere, or was renamed, it says so and builds nothing.
     """
-    notebook = Notebook(ROOT, name)
+    here = Path.cwd()  # `make run` executes copies under build/
+    only_check = "PYTEST_VERSION" in os.environ or "build" in (here.name, here.parent.name)
+    notebook, running = Notebook(ROOT, name), running_file()
+    if running and not only_check and not (running.exists() and running.samefile(notebook.path)):
+        kind = "is a copy" if running.exists() else "has been moved or renamed"
+        print(f"{running} {kind}: only {notebook.path} builds the package. Nothing was built.")
+        return
     saved = {
         "".join(c["source"]).strip() for c in notebook.data["cells"] if c["cell_type"] == "code"
     }
@@ -852,8 +869,6 @@ def sync(name: str) -> None:
     unsaved = sorted(
         {s.splitlines()[1] for s in latest.values() if s not in saved and len(s.splitlines()) > 1}
     )
-    here = Path.cwd()  # `make run` executes copies under build/
-    only_check = "PYTEST_VERSION" in os.environ or "build" in (here.name, here.parent.name)
     for module in notebook.marked:
         path, text = module_path(ROOT, module), render(notebook, module, ROOT)
         same = path.exists() and read(path) == text

@@ -1,15 +1,14 @@
-"""Graders of 17: sums counted, a row-parallel layer, the parents of kept tokens, int8 by rows."""
+"""Graders of 17: sums counted, a row-parallel layer, a key written in a program of fixed shapes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from minillm.exercises import check_numbers, exercise
-from minillm.fast.export import quantize_rows
 
 PREDICTED = {
     "all-reduces in a forward pass": 20,
@@ -38,6 +37,36 @@ def _predicted(answer: Any) -> str | None:
     return check_numbers(answer, PREDICTED, HINTS)
 
 
+JOINING = {torch.cat, torch.concat, torch.concatenate, torch.hstack, torch.column_stack}
+
+
+class _Share(Tensor):
+    """What one process holds; joining it with another's is noticed."""
+
+    @classmethod
+    def __torch_function__(
+        cls, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None
+    ) -> Any:
+        if function in JOINING and any(type(x) is _Share for x in args[0]):
+            raise _Joined
+        made = super().__torch_function__(function, types, args, kwargs or {})
+        return made.as_subclass(Tensor) if isinstance(made, Tensor) else made
+
+
+class _Joined(Exception):  # noqa: N818 (it is no error)
+    """The answer put the parts of several processes together before it computed."""
+
+
+ROW_MISTAKES: dict[str, Callable[[Tensor, Tensor | float, int], Tensor]] = {
+    "the bias is in it {size} times; whose is it?": lambda y, b, size: y + size * b,
+    "the bias is missing": lambda y, b, size: y,
+    "a mean was taken; each process has other inputs, not another estimate": (
+        lambda y, b, size: y / size + b
+    ),
+    "the mean of the biased parts was taken": lambda y, b, size: (y + b) / size,
+}
+
+
 @exercise(
     "17.2",
     "what does each process compute from its own numbers, and what belongs to none of them?",
@@ -49,82 +78,77 @@ def _row_parallel(answer: Callable[[list[Tensor], list[Tensor], Tensor | None], 
         layer = torch.randn(3, 8, generator=draw, dtype=torch.float64)
         x = torch.randn(5, 8, generator=draw, dtype=torch.float64)
         bias = torch.randn(3, generator=draw, dtype=torch.float64) if with_bias else None
-        wanted = x @ layer.T + (0 if bias is None else bias)
         case = f"{size} process{'es' * (size > 1)}, {'a' if with_bias else 'no'} bias"
-        parts = ([*x.chunk(size, 1)], [*layer.chunk(size, 1)])
-        got = answer(*parts, bias)
-        if not isinstance(got, Tensor) or got.shape != wanted.shape:
+        parts: list[list[Tensor]] = [
+            [p.as_subclass(_Share) for p in whole.chunk(size, 1)] for whole in (x, layer)
+        ]
+        try:
+            got = answer(parts[0], parts[1], bias)
+        except _Joined:
+            return f"{case}: the inputs were joined; no process has those of another"
+        product, added = x @ layer.T, 0.0 if bias is None else bias
+        if not isinstance(got, Tensor) or got.shape != product.shape:
             return f"{case}: return one tensor (B, out) = (5, 3), as every process has it"
-        if torch.allclose(got, wanted, atol=1e-9):
+        if torch.allclose(got.as_subclass(Tensor), product + added, atol=1e-9):
             continue
-        if bias is not None and torch.allclose(got, wanted + (size - 1) * bias, atol=1e-9):
-            return f"{case}: the bias is in it {size} times; whose is it?"
-        if bias is not None and torch.allclose(got, wanted - bias, atol=1e-9):
-            return f"{case}: the bias is missing"
-        if torch.allclose(got * size, wanted, atol=1e-9):
-            return f"{case}: a mean was taken; each process has other inputs, not another estimate"
+        for sentence, mistake in ROW_MISTAKES.items():
+            if torch.allclose(got.as_subclass(Tensor), mistake(product, added, size), atol=1e-9):
+                return f"{case}: {sentence.format(size=size)}"
         return f"{case}: the numbers are others than those of x Wᵀ + bias"
     return None
 
 
-PARENTS = {4: (0, 1), 5: (2, 3), 6: (4, 2), 7: (6, 5), 8: (1, 1), 9: (8, 0), 10: (7, 9)}
+class _Call(nn.Module):
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, keys: Tensor, new: Tensor, position: Tensor) -> Any:
+        return self.function(keys, new, position)
+
+
+def _at(keys: Tensor, new: Tensor, position: Tensor) -> Tensor:
+    slots = torch.arange(keys.shape[2])
+    return torch.where((slots == position)[:, None], new, keys)
+
+
+WRITE_MISTAKES: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
+    "the slot of the exported call was written, not this one's": lambda k, n, p: _at(k, n, p * 0),
+    "the slot after it was written": lambda k, n, p: _at(k, n, p + 1),
+    "all slots were written": lambda k, n, p: n.expand_as(k),
+    "nothing was written": lambda k, n, p: k,
+    "what was there is added to the new key": lambda k, n, p: _at(k, n + k, p),
+    "the other slots are empty now": lambda k, n, p: _at(torch.zeros_like(k), n, p),
+}
 
 
 @exercise(
     "17.3",
-    "a parent has parents too: when are you done?",
-    "a kept token needs everything below it, or no merge leads to it",
+    "a choice by an operator: in which of the slots is slot == position true?",
+    "shapes are fixed, the arguments stay, and the position is a tensor to the end",
 )
-def _with_parents(
-    answer: Callable[[set[int], Mapping[int, tuple[int, int]]], Any],
-) -> str | None:
-    cases = [({4}, {4, 0, 1}), ({3}, {3}), ({6}, {6, 4, 2, 0, 1}), (set(), set())]
-    cases += [({9, 5}, {9, 8, 1, 0, 5, 2, 3}), ({10}, set(range(11)))]
-    for keep, wanted in cases:
-        given, parents = set(keep), dict(PARENTS)
-        got = answer(given, parents)
-        case = f"keep {sorted(keep)} with parents {PARENTS}"
-        if given != keep or parents != PARENTS:
-            return f"{case}: the arguments were changed; return a new set"
-        if not isinstance(got, set | frozenset | list | tuple):
-            return f"{case}: return a set of ids"
-        if missing := wanted - set(got):
-            if asked := missing & keep:
-                return f"{case}: {min(asked)} is asked for, and missing"
-            below, child = max(
-                (id_, i) for i in wanted for id_ in parents.get(i, ()) if id_ in missing
-            )
-            return f"{case}: {below} is missing; what is {child} merged from?"
-        if extra := set(got) - wanted:
-            return f"{case}: {min(extra)} is not needed"
-    deep = {i: (i - 1, 0) for i in range(1, 200)}  # no deeper: recursion is a right answer, too
-    if set(answer({199}, deep)) != set(range(200)):
-        return "a token with 199 merges below it: not all of them are kept"
-    return None
-
-
-@exercise(
-    "17.4",
-    "try it on a row of negative numbers, then look at what 0.9 of a step becomes",
-    "the largest size of a row counts, whatever its sign, and steps are rounded to the nearest",
-)
-def _int8_rows(answer: Callable[[Tensor], Any]) -> str | None:
-    for seed, shift in ((0, 0.0), (1, -2.0), (2, 2.0)):
-        weight = torch.randn(6, 9, generator=torch.Generator().manual_seed(seed)) + shift
-        got = answer(weight.clone())
-        if not isinstance(got, tuple | list) or len(got) != 2:
-            return "return the whole numbers and the factors"
-        rows, scale = got
-        if not isinstance(rows, Tensor) or rows.dtype != torch.int8 or rows.shape != weight.shape:
-            return f"the whole numbers are int8 {tuple(weight.shape)}"
-        if not isinstance(scale, Tensor) or scale.shape != (6, 1):
-            return "one factor for each row: (6, 1)"
-        wanted_rows, wanted_scale = quantize_rows(weight)
-        if not torch.allclose(scale, wanted_scale):
-            if torch.allclose(scale, weight.amax(1, keepdim=True) / 127):
-                return "the factor: what is the largest number of a row whose numbers are negative?"
-            return "the factor: with 127 of them, what is to be reached, and in which row?"
-        if not torch.equal(rows, wanted_rows):
-            off = ((rows * scale - weight).abs() / scale).max().item()
-            return f"a number is off by {off:.2f} steps; half a step is possible"
+def _write_key(answer: Callable[[Tensor, Tensor, Tensor], Any]) -> str | None:
+    draw = torch.Generator().manual_seed(0)
+    keys, new = (torch.randn(2, 3, n, 4, generator=draw) for n in (5, 1))
+    given, first = (keys.clone(), new.clone(), torch.tensor([0])), torch.tensor([0])
+    got = answer(*given)
+    if not isinstance(got, Tensor) or got.shape != keys.shape:
+        return "return all keys, the new one among them: (B, G, S, D)"
+    if not torch.equal(given[0], keys):
+        return "the caller's keys were changed; return new ones"
+    try:
+        program = torch.export.export(_Call(answer), (keys, new, first)).module()
+        found = {p: program(keys, new, torch.tensor([p])) for p in (0, 2, 4)}
+    except Exception as error:  # PyTorch has many kinds for one finding
+        line = str(error).strip().splitlines()[0][:100]
+        return f"no program of it knows all positions; PyTorch says: {line}"
+    for position, got in found.items():
+        place = torch.tensor([position])
+        if torch.equal(got, _at(keys, new, place)):
+            continue
+        case = f"position {position}, exported with position 0"
+        for sentence, mistake in WRITE_MISTAKES.items():
+            if torch.equal(got, mistake(keys, new, place)):
+                return f"{case}: {sentence}"
+        return f"{case}: slot {position} should hold the new key, and the others what they held"
     return None

@@ -582,8 +582,8 @@ def _tokenizer(ours: Mapping[str, Any], cut: str) -> BPETokenizer:
     )
 
 
-# Published vocabularies of this kind have at most some 202,000 tokens. Each takes about 700 bytes.
-_MOST_TOKENS = 1 << 18
+# Published vocabularies of this kind have at most some 202,000 tokens. Each takes up to 850 bytes.
+_MOST_TOKENS = 220_000
 
 
 def _strings(ours: Mapping[str, Any], key: str) -> Sequence[str]:

@@ -16,12 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from minillm.checks import check_one_of, check_texts, check_tokens, check_utf8, quoted, texts_of
-from minillm.tokenizer.pretokenizer import (
-    GPT4_PATTERN,
-    LLAMA3_PATTERN,
-    make_pre_tokenizer,
-    well_formed,
-)
+from minillm.tokenizer.pretokenizer import GPT4_PATTERN, make_pre_tokenizer, well_formed
 
 __all__ = [
     "BEGIN_TOKENS",
@@ -76,9 +71,6 @@ class Memo(dict):
 
 
 if TYPE_CHECKING:
-    import tiktoken
-    import tokenizers
-
     from minillm.tokenizer.bulk import StreamDecoder
     from minillm.tokenizer.merges import Ties
 
@@ -309,21 +301,15 @@ class BPETokenizer:
         allowed_special: Allowed = (),
         add_special_tokens: bool = True,
     ) -> list[list[int]] | tuple[list[list[int]], list[list[int]]]:
-        """Ids of each text, as `encode`; with a padding side, rows and their mask, as `pad`."""
+        """Ids of each text, as `encode`; with a padding side, rows and their mask (`pad`)."""
+        from minillm.tokenizer.bulk import pad
+
         check_texts(texts)
         rows = [
             self.encode(t, allowed_special=allowed_special, add_special_tokens=add_special_tokens)
             for t in texts
         ]
-        return rows if padding_side is None else self.pad(rows, padding_side)
-
-    def encode_iterable(
-        self, texts: Iterable[str], *, add_special_tokens: bool = True
-    ) -> Iterator[int]:
-        """Ids of the concatenation of `texts`, special tokens allowed, in constant memory."""
-        from minillm.tokenizer.bulk import encode_iterable
-
-        return encode_iterable(self, texts, add_special_tokens=add_special_tokens)
+        return rows if padding_side is None else pad(self, rows, padding_side)
 
     @cached_property
     def merges(self) -> list[tuple[bytes, bytes]]:
@@ -332,14 +318,6 @@ class BPETokenizer:
 
         pairs = (parts for _, parts in find_merges(self.ranks) if len(parts) == 2)
         return [(left, right) for left, right in pairs]
-
-    def pad(
-        self, rows: Iterable[list[int]], side: Literal["left", "right"]
-    ) -> tuple[list[list[int]], list[list[int]]]:
-        """Rows of one length, filled with the pad token, and their mask: 1 = token, 0 = padding."""
-        from minillm.tokenizer.bulk import pad
-
-        return pad(self, rows, side)
 
     def prune(self, keep_ids: Iterable[int]) -> tuple["BPETokenizer", list[int]]:
         """A smaller tokenizer, and the old id of each of its ids: new embedding = old[old_ids]."""
@@ -356,18 +334,6 @@ class BPETokenizer:
         text = render_chat(self, messages, add_generation_prompt=add_generation_prompt)
         return self.encode(text, allowed_special="all", add_special_tokens=False)
 
-    def to_tiktoken(self) -> "tiktoken.Encoding":
-        """The same tokenizer in the native library tiktoken (warns where tiktoken may differ)."""
-        from minillm.tokenizer import hf_json
-
-        return hf_json.to_tiktoken(self)
-
-    def to_hf(self) -> "tokenizers.Tokenizer":
-        """The same tokenizer in the native library tokenizers."""
-        from minillm.tokenizer import hf_json
-
-        return hf_json.to_hf(self)
-
     def save(self, directory: str | Path) -> None:
         """Write `tokenizer.json` and `tokenizer_config.json`, which Hugging Face reads."""
         from minillm.tokenizer import hf_json
@@ -380,16 +346,3 @@ class BPETokenizer:
         from minillm.tokenizer import hf_json
 
         return cls(**hf_json.load(Path(path)))
-
-    @classmethod
-    def from_tiktoken_file(
-        cls,
-        path: str | Path,
-        *,
-        pattern: str | Sequence[str] = LLAMA3_PATTERN,
-        special_tokens: Mapping[str, int] | None = None,
-    ) -> "BPETokenizer":
-        """Read a file of ranks as tiktoken and Llama 3 ship; the file holds nothing else."""
-        from minillm.tokenizer import hf_json
-
-        return cls(hf_json.read_tiktoken(Path(path)), pattern, special_tokens)

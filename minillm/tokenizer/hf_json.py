@@ -13,12 +13,12 @@ import hashlib
 import json
 import warnings
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from minillm.checks import check_utf8, is_id, quoted
+from minillm.checks import NULL, SWITCH, TEXT, Kind, any_of, check_utf8, is_id, number, quoted
 from minillm.files import read_json, recover, transaction
 from minillm.tokenizer.bpe import merge_word
 from minillm.tokenizer.chat_template import choose_template
@@ -32,7 +32,6 @@ __all__ = [
     "LONGEST_TOKEN",
     "NAMES",
     "TOKENIZER_FIELDS",
-    "Test",
     "arguments",
     "check_fields",
     "check_merges",
@@ -59,15 +58,15 @@ def read_tiktoken(path: Path) -> dict[bytes, int]:
     """
     ranks: dict[bytes, int] = {}
     last = -1
-    for number, line in enumerate(path.read_bytes().splitlines(), 1):
+    for place, line in enumerate(path.read_bytes().splitlines(), 1):
         try:
             spelled, digits = line.split()
             token, rank = base64.b64decode(spelled, validate=True), int(digits)
         except (ValueError, binascii.Error):
-            raise ValueError(f"{path}, line {number} is damaged: {line[:60]!r}") from None
+            raise ValueError(f"{path}, line {place} is damaged: {line[:60]!r}") from None
         if rank <= last or token in ranks:
             raise ValueError(
-                f"{path}, line {number}: rank {rank} after {last}, token {quoted(token)}"
+                f"{path}, line {place}: rank {rank} after {last}, token {quoted(token)}"
             )
         ranks[token] = last = rank
     return ranks
@@ -178,18 +177,16 @@ def _merge_anew(
         found = unmade.keys() & zip(token, token[1:], token[2:], strict=False)
         if any(inside in token for begin in found for inside in unmade[begin]):
             doubtful.add(token)
-    listed, lower = defaultdict(set), dict[Any, int]()
-    for left, right in merges:
-        if left + right in doubtful:
-            listed[left + right].add((left, right))
+    listed = {(left, right) for left, right in merges if left + right in doubtful}
+    lower: dict[Any, int] = {}
     for token in sorted(ranks, key=ranks.__getitem__):
         if token in doubtful:
             parts = merge_word(token, lower)
-            if len(parts) == 2 and tuple(parts) not in listed[token]:
+            if len(parts) == 2 and tuple(parts) not in listed:
                 raise ValueError(
                     f"{quoted(token)} should be merged from {quoted(parts)}, which is not listed"
                 )
-            if len(parts) > 2 and not (whole and listed[token] == {*splits(token, ranks)}):
+            if len(parts) > 2 and not (whole and listed.issuperset(splits(token, ranks))):
                 raise ValueError(
                     f"no merge makes the token {quoted(token)}, and ignore_merges does not help"
                 )
@@ -398,23 +395,13 @@ def save(tokenizer: "BPETokenizer", directory: Path) -> None:
             (staging / name).write_text(text, encoding="utf-8")
 
 
-Test = tuple[Callable[[Any], bool], str]  # whether a value is fit, and what it should be
+_OBJECT: Kind = "an object", lambda value: isinstance(value, dict)
 
-_TEXT: Test = (lambda value: isinstance(value, str), "a string")
+_LIST: Kind = "a list", lambda value: isinstance(value, list)
 
-_TEXT_OR_NULL: Test = (lambda value: value is None or isinstance(value, str), "a string or null")
+_TOKEN: Kind = "a token or null", lambda value: value is None or isinstance(value, str | dict)
 
-_OBJECT: Test = (lambda value: isinstance(value, dict), "an object")
-
-_NO_OBJECT: Test = (lambda value: value is None or isinstance(value, dict), "an object or null")
-
-_LIST: Test = (lambda value: isinstance(value, list), "a list")
-
-_NO_LIST: Test = (lambda value: value is None or isinstance(value, list), "a list or null")
-
-_BOOL: Test = (lambda value: value is None or isinstance(value, bool), "true or false")
-
-_TOKEN: Test = (lambda value: value is None or isinstance(value, str | dict), "a token or null")
+_ID: Kind = "an id", is_id
 
 
 def _is_merge(value: Any) -> bool:
@@ -424,27 +411,29 @@ def _is_merge(value: Any) -> bool:
 
 
 # A place in the file ("*": each item of a list or an object) -> what must stand there, if anything.
-TOKENIZER_FIELDS: dict[str, Test] = {
+TOKENIZER_FIELDS: dict[str, Kind] = {
     "model": _OBJECT,
-    "model.type": _TEXT,
-    "model.vocab": (lambda value: isinstance(value, dict | list), "an object or a list"),
-    "model.vocab.*": (lambda value: is_id(value) or _is_scored(value), "an id or a scored piece"),
-    "model.unk_id": (lambda value: value is None or is_id(value), "an id or null"),
+    "model.type": TEXT,
+    "model.vocab": any_of(_OBJECT, _LIST),
+    "model.vocab.*": ("an id or a scored piece", lambda value: is_id(value) or _is_scored(value)),
+    "model.unk_id": any_of(_ID, NULL),
     "model.merges": _LIST,
-    "model.merges.*": (_is_merge, "two tokens"),
-    "model.dropout": (lambda value: value is None or _is_share(value), "a number from 0 to 1"),
-    **dict.fromkeys(("model.byte_fallback", "model.fuse_unk", "model.ignore_merges"), _BOOL),
-    **dict.fromkeys(("model.unk_token", "model.continuing_subword_prefix"), _TEXT_OR_NULL),
-    "model.end_of_word_suffix": _TEXT_OR_NULL,
-    "added_tokens": _NO_LIST,
+    "model.merges.*": ("two tokens", _is_merge),
+    "model.dropout": any_of(number("from 0 to 1", lambda x: 0 <= x <= 1), NULL),
+    **dict.fromkeys(
+        ("model.byte_fallback", "model.fuse_unk", "model.ignore_merges"), any_of(SWITCH, NULL)
+    ),
+    **dict.fromkeys(("model.unk_token", "model.continuing_subword_prefix"), any_of(TEXT, NULL)),
+    "model.end_of_word_suffix": any_of(TEXT, NULL),
+    "added_tokens": any_of(_LIST, NULL),
     "added_tokens.*": _OBJECT,
-    "added_tokens.*.id": (is_id, "an id"),
-    "added_tokens.*.content": (lambda value: isinstance(value, str) and value != "", "some text"),
+    "added_tokens.*.id": _ID,
+    "added_tokens.*.content": ("some text", lambda value: isinstance(value, str) and value != ""),
     **{
-        f"added_tokens.*.{flag}": _BOOL
+        f"added_tokens.*.{flag}": any_of(SWITCH, NULL)
         for flag in ("special", "single_word", "lstrip", "rstrip", "normalized")
     },
-    **dict.fromkeys(("truncation", "padding"), _NO_OBJECT),
+    **dict.fromkeys(("truncation", "padding"), any_of(_OBJECT, NULL)),
     **{
         place: test
         for step, steps in (
@@ -454,34 +443,31 @@ TOKENIZER_FIELDS: dict[str, Test] = {
             ("decoder", "decoders"),
         )
         for place, test in (
-            (step, _NO_OBJECT),
-            (f"{step}.type", _TEXT),
+            (step, any_of(_OBJECT, NULL)),
+            (f"{step}.type", TEXT),
             (f"{step}.{steps}", _LIST),
             (f"{step}.{steps}.*", _OBJECT),
-            (f"{step}.{steps}.*.type", _TEXT),
-            (f"{step}.{steps}.*.pattern.Regex", _TEXT),
-            (f"{step}.pattern.Regex", _TEXT),
-            (f"{step}.{steps}.*.individual_digits", _BOOL),
+            (f"{step}.{steps}.*.type", TEXT),
+            (f"{step}.{steps}.*.pattern.Regex", TEXT),
+            (f"{step}.pattern.Regex", TEXT),
+            (f"{step}.{steps}.*.individual_digits", any_of(SWITCH, NULL)),
         )
     },
 }
 
-CONFIG_FIELDS: dict[str, Test] = {
+CONFIG_FIELDS: dict[str, Kind] = {
     **dict.fromkeys(NAMES, _TOKEN),
-    **{f"{name}.content": _TEXT for name in NAMES},
-    "chat_template": (
-        lambda value: value is None or isinstance(value, str | list),
-        "a string, a list or null",
-    ),
+    **{f"{name}.content": TEXT for name in NAMES},
+    "chat_template": any_of(TEXT, _LIST, NULL),
     "chat_template.*": _OBJECT,
-    **dict.fromkeys(("chat_template.*.name", "chat_template.*.template"), _TEXT),
+    **dict.fromkeys(("chat_template.*.name", "chat_template.*.template"), TEXT),
     **{
         place: test
         for name in ("additional_special_tokens", "extra_special_tokens")
         for place, test in (
-            (name, (lambda value: value is None or isinstance(value, list | dict), "a list")),
+            (name, any_of(_LIST, _OBJECT, NULL)),
             (f"{name}.*", _TOKEN),
-            (f"{name}.*.content", _TEXT),
+            (f"{name}.*.content", TEXT),
         )
     },
 }
@@ -494,20 +480,14 @@ def _is_scored(value: Any) -> bool:
     return isinstance(value[1], int | float) and abs(value[1]) < float("inf")
 
 
-def _is_share(value: Any) -> bool:
-    return isinstance(value, int | float) and 0 <= value <= 1
-
-
-def check_fields(content: Mapping[str, Any], fields: Mapping[str, Test]) -> None:
+def check_fields(content: Mapping[str, Any], fields: Mapping[str, Kind]) -> None:
     """Raise ValueError for the first value of a file that is not what the table asks for."""
-    for place, (fits, wanted) in fields.items():
-        _check_field(content, place.split("."), "", fits, wanted)
+    for place, kind in fields.items():
+        _check_field(content, place.split("."), "", kind)
 
 
-def _check_field(
-    value: Any, place: list[str], before: str, fits: Callable[[Any], bool], wanted: str
-) -> None:
-    key, *rest = place
+def _check_field(value: Any, place: list[str], before: str, kind: Kind) -> None:
+    (key, *rest), (wanted, fits) = place, kind
     items: Iterable[tuple[Any, Any]] = ()
     if key == "*" and isinstance(value, dict | list):
         values = value.values() if isinstance(value, dict) else value
@@ -518,7 +498,7 @@ def _check_field(
         items = [(key, value[key])]
     for name, item in items:
         if rest:
-            _check_field(item, rest, f"{before}{name}.", fits, wanted)
+            _check_field(item, rest, f"{before}{name}.", kind)
         elif not fits(item):
             raise ValueError(f"{before}{name} should be {wanted}, not {item!r:.60}")
 
@@ -658,7 +638,7 @@ def to_tiktoken(tokenizer: "BPETokenizer", name: str = "minillm") -> "tiktoken.E
         warnings.warn(
             f"special token {inside[0][0]!r} lies inside {inside[0][1]!r}: "
             "tiktoken may find the shorter one, this package takes the longer",
-            stacklevel=3,
+            stacklevel=2,
         )
     return tiktoken.Encoding(
         name,

@@ -196,15 +196,8 @@ class WrappedTokenizer:
             del ids[0]
         return ids
 
-    def encode_iterable(
-        self, texts: Iterable[str], *, add_special_tokens: bool = True
-    ) -> Iterator[int]:
-        """Ids of the concatenation of `texts`, special tokens allowed; it is built in memory."""
-        text = "".join(texts)
-        yield from self.encode(text, allowed_special="all", add_special_tokens=add_special_tokens)
-
     # these need nothing but the methods and names that both kinds of tokenizers have
-    encode_batch, pad = BPETokenizer.encode_batch, BPETokenizer.pad
+    encode_batch = BPETokenizer.encode_batch
     bos_token_id, eos_token_id = BPETokenizer.bos_token_id, BPETokenizer.eos_token_id
     pad_token_id = BPETokenizer.pad_token_id
 

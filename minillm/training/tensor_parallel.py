@@ -1,13 +1,11 @@
 """Tensor parallelism: every process holds some heads and hidden units of each layer, not all.
 
-Explained in notebooks/beyond/17_leaving_the_notebook.ipynb. The first matrix of a block is cut by
+Shown in notebooks/beyond/17_leaving_the_notebook.ipynb. The first matrix of a block is cut by
 its outputs, the last one by its inputs, so that one sum over the processes ends each block. The
 cutting, and the sums in both directions, are those of `torch.distributed.tensor`. Started by
 
     torchrun --nproc-per-node 2 -m minillm train --parallel tensor ...
 """
-
-# Built from notebooks/beyond/17_leaving_the_notebook.ipynb: edit there, then make build.
 
 from functools import partial
 from typing import Any

@@ -16,6 +16,7 @@ from minillm.generation.stream import stream_text
 from minillm.model import CausalLM
 from minillm.pretrained.load import save_pretrained
 from minillm.tokenizer.bpe import BPETokenizer
+from minillm.tokenizer.hf_json import to_hf
 from minillm.tokenizer.wrapped import WrappedTokenizer
 
 CHATML = (
@@ -355,7 +356,7 @@ def test_a_model_that_cannot_chat(tokenizer, lacks):
 def test_a_wrapped_tokenizer_talks_as_ours():
     tokenizer = tokenizer_with()
     options = {"eos_token": "<|im_end|>", "chat_template": CHATML}
-    wrapped = WrappedTokenizer(tokenizer.to_hf(), **options)
+    wrapped = WrappedTokenizer(to_hf(tokenizer), **options)
     model = model_for(tokenizer, seed=3)
     ours, theirs = Conversation(model, tokenizer), Conversation(model, wrapped)
     for question in QUESTIONS:

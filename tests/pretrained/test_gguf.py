@@ -23,9 +23,16 @@ from minillm.cli.main import main
 from minillm.config import ModelConfig
 from minillm.generation.decoding import generate
 from minillm.nn.rope_scaling import rope_frequencies
-from minillm.pretrained.gguf import read_config, read_header, read_tokenizer, read_weights
+from minillm.pretrained.gguf import (
+    _MOST_TOKENS,
+    read_config,
+    read_header,
+    read_tokenizer,
+    read_weights,
+)
 from minillm.pretrained.load import from_pretrained
 from minillm.tokenizer.bpe import BPETokenizer
+from minillm.tokenizer.hf_json import spell
 from minillm.tokenizer.pretokenizer import GPT2_PATTERN, LLAMA3_PATTERN, QWEN2_PATTERN
 
 transformers.logging.set_verbosity_error()
@@ -553,6 +560,29 @@ def test_a_list_takes_no_more_memory_than_the_file(kind, one, value, tmp_path):
     with pytest.raises(IndexError):
         found[count]
     assert len(repr(found)) < 600 and repr(found).endswith("... 100,000 in all]")
+
+
+def test_the_largest_vocabulary_that_is_read_takes_less_than_200_megabytes(tmp_path):
+    size, path = 20_000, tmp_path / "model.gguf"
+    tokens = [bytes([byte]) for byte in range(256)]
+    pairs = [(tokens[i // 256], tokens[i % 256]) for i in range(size - 256)]
+    writer = gguf.GGUFWriter(path, "llama")
+    spelled = [spell(token) for token in tokens + [a + b for a, b in pairs]]
+    writer.add_array("tokenizer.ggml.tokens", spelled)
+    writer.add_array("tokenizer.ggml.token_type", [1] * size)
+    writer.add_array("tokenizer.ggml.merges", [f"{spell(a)} {spell(b)}" for a, b in pairs[400:]])
+    writer.add_string("tokenizer.ggml.model", "gpt2")
+    writer.add_string("tokenizer.ggml.pre", "gpt-2")
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    header = read_header(path)
+    tracemalloc.start()
+    with pytest.raises(ValueError, match="should be merged from"):  # all are merged, to find it
+        read_tokenizer(header)
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most / size * _MOST_TOKENS < 190e6
 
 
 def test_strings_of_a_list_are_looked_at_while_they_are_read(tmp_path):

@@ -19,6 +19,8 @@ from tokenizer_texts import END, NATURAL, trained
 
 from minillm.tokenizer import bulk
 from minillm.tokenizer.bpe import BPETokenizer, Memo, merge_word
+from minillm.tokenizer.bulk import encode_iterable
+from minillm.tokenizer.hf_json import to_hf, to_tiktoken
 from minillm.tokenizer.long_words import merge_long_word
 from minillm.tokenizer.pretokenizer import GPT2_PATTERN, GPT4_PATTERN, PATTERNS
 
@@ -45,7 +47,7 @@ def gpt4():
 
 @pytest.fixture(scope="module")
 def handed_over(gpt4):
-    return gpt4.to_tiktoken()
+    return to_tiktoken(gpt4)
 
 
 @pytest.mark.parametrize("name", NATURAL)
@@ -142,7 +144,7 @@ def test_the_longest_special_token_wins_and_tiktoken_is_said_to_differ():
     tokenizer = BPETokenizer(ranks, GPT4_PATTERN, {"<a>": 256, "<a><b>": 257, "<a><b><c>": 258})
     assert tokenizer.encode("<a><b><c><a><b><a>", allowed_special="all") == [258, 257, 256]
     with pytest.warns(UserWarning, match="'<a>' lies inside"):
-        tokenizer.to_tiktoken()
+        to_tiktoken(tokenizer)
 
 
 @settings(max_examples=300)
@@ -179,7 +181,7 @@ def test_a_stream_is_encoded_as_its_whole(tokenizer, monkeypatch):
         pieces.append(text[start : start + rng.randint(0, 5000)])
         start += len(pieces[-1])
     monkeypatch.setattr(bulk, "blocks", partial(bulk.blocks, size=2000))
-    streamed = list(tokenizer.encode_iterable(pieces))
+    streamed = list(encode_iterable(tokenizer, pieces))
     assert streamed == tokenizer.encode(text, allowed_special="all")
 
 
@@ -188,10 +190,11 @@ def test_fifty_megabytes_pass_through_a_fixed_memory():
     code = """
         import resource
         from minillm.tokenizer import BPETokenizer
+        from minillm.tokenizer.bulk import encode_iterable
         tokenizer = BPETokenizer.train("the cat sat on the mat. " * 9, 280, special_tokens=["<e>"])
         used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         line = "the cat, number 17, sat on the mat.\\n" * 300
-        count = sum(1 for _ in tokenizer.encode_iterable(line + "<e>" for _ in range(4600)))
+        count = sum(1 for _ in encode_iterable(tokenizer, (line + "<e>" for _ in range(4600))))
         grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - used
         print(len(line) * 4600 / 1e6, count, grown / 1e3)
     """
@@ -247,17 +250,17 @@ def test_nfc_composes_before_encoding(gpt4, text):
     composing = BPETokenizer(gpt4.ranks, gpt4.pattern, normalizer="NFC")
     composed = unicodedata.normalize("NFC", text)
     assert composing.encode(text) == gpt4.encode(composed)
-    assert list(composing.encode_iterable(text)) == gpt4.encode(composed)
+    assert list(encode_iterable(composing, text)) == gpt4.encode(composed)
     assert composing.decode(composing.encode(text)) == composed
 
 
 def test_begin_token_comes_first_and_only_from_encode(gpt4):
     tokenizer = BPETokenizer(gpt4.ranks, GPT4_PATTERN, {"<s>": 800}, add_bos=True)
     assert tokenizer.encode("a") == [800, *tokenizer.encode_ordinary("a")]
-    assert list(tokenizer.encode_iterable(["a"])) == tokenizer.encode("a")
+    assert list(encode_iterable(tokenizer, ["a"])) == tokenizer.encode("a")
     assert tokenizer.decode(tokenizer.encode("a")) == "<s>a"
     assert tokenizer.vocab_size == 801
-    assert tokenizer.encode("") == list(tokenizer.encode_iterable([])) == [800]
+    assert tokenizer.encode("") == list(encode_iterable(tokenizer, [])) == [800]
 
 
 @pytest.mark.parametrize("text", ["", "a", "<s>", "<s>a", "a<s>", "<s><s>a", " <s>a<s>"])
@@ -268,8 +271,8 @@ def test_a_text_that_brings_the_begin_token_gets_no_other(gpt4, text):
     ids = tokenizer.encode(text, allowed_special="all")
     assert ids == (alone if text.startswith("<s>") else [800, *alone])
     for parts in ([text], list(text)):
-        assert [*tokenizer.encode_iterable(parts)] == ids
-        assert [*tokenizer.encode_iterable(parts, add_special_tokens=False)] == alone
+        assert [*encode_iterable(tokenizer, parts)] == ids
+        assert [*encode_iterable(tokenizer, parts, add_special_tokens=False)] == alone
     rows = tokenizer.encode_batch([text, "a"], allowed_special="all")
     assert rows == [ids, tokenizer.encode("a")]
     rows = tokenizer.encode_batch([text], allowed_special="all", add_special_tokens=False)
@@ -374,10 +377,10 @@ def test_added_tokens_are_found_in_any_text(gpt4):
     text = "a<think>so<think> b"
     ids = [*gpt4.encode("a"), 801, *gpt4.encode("o"), 800, *gpt4.encode(" b")]
     assert tokenizer.encode(text) == tokenizer.encode_ordinary(text) == ids
-    assert [*tokenizer.encode_iterable(text)] == ids and tokenizer.decode(ids) == text
-    assert tokenizer.to_hf().encode(text).ids == ids
+    assert [*encode_iterable(tokenizer, text)] == ids and tokenizer.decode(ids) == text
+    assert to_hf(tokenizer).encode(text).ids == ids
     with pytest.warns(UserWarning, match="'<think>' lies inside '<think>s'"):
-        theirs = tokenizer.to_tiktoken()
+        theirs = to_tiktoken(tokenizer)
     assert theirs.encode(f"<think>{END}", allowed_special="all") == [800, 802]
     assert len(tokenizer) == len(gpt4) + 2 and tokenizer.vocab_size == 803
     small, old_ids = tokenizer.prune([])

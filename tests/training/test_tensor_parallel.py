@@ -17,7 +17,8 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from minillm.cli.main import main
 from minillm.config import ModelConfig
-from minillm.fast.export import export_step, int8_copy, prune_vocabulary
+from minillm.fast.export import export_step
+from minillm.fast.small import int8_copy, prune_vocabulary
 from minillm.model import CausalLM
 from minillm.pretrained.load import save_pretrained
 from minillm.training import distributed

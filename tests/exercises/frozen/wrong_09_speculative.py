@@ -70,11 +70,6 @@ WRONG = [
     ("09_speculative.2", changed(one=...), "not filled in yet"),
     ("09_speculative.3", lambda a, c: best(a, c, least=1), "slower than without"),
     ("09_speculative.3", lambda a, c: 50, "guesses cost time"),
-    (
-        "09_speculative.3",
-        lambda a, c: best(a, c) or (1 if speed(a, 1, c) > 1 - 1e-12 else 0),
-        "is as fast as 1",
-    ),
     ("09_speculative.3", by_the_formula, "you divide by 1 - a"),
     ("09_speculative.3", lambda a, c: best(a, c, most=4), "another gives"),
     ("09_speculative.3", lambda a, c: float(best(a, c)), "a whole number"),

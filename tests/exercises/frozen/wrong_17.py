@@ -9,7 +9,6 @@ PREDICTED = {
     "all-reduces of one decoding step": 20.0,
     "bytes of the tensor in a decoding step of 2 rows": 4096,
 }
-
 FORWARD, BOTH, BYTES, STEP, STEP_BYTES = PREDICTED
 
 
@@ -19,54 +18,35 @@ def row_parallel(inputs, weights, bias, times=1, mean=False):
     return y if bias is None else y + times * bias
 
 
-def with_parents(keep, parents):
-    found, left = set(), list(keep)
-    while left:
-        token = left.pop()
-        if token not in found:
-            found.add(token)
-            left += parents.get(token, ())
-    return found
+def joined(x, w, b):
+    y = torch.cat(x, 1) @ torch.cat(w, 1).T
+    return y if b is None else y + b
 
 
-def one_generation(keep, parents):
-    return set(keep) | {p for t in keep for p in parents.get(t, ())}
+def write_key(keys, new, position):
+    slots = torch.arange(keys.shape[2])
+    return torch.where((slots == position)[:, None], new, keys)
 
 
-def changes(keep, parents):
-    keep |= with_parents(keep, parents)
-    return keep
+def in_place(keys, new, position):
+    keys[:, :, position.item()] = new[:, :, 0]
+    return keys
 
 
-def five_generations(keep, parents):
-    for _ in range(5):
-        keep = one_generation(keep, parents)
-    return keep
+def by_number(keys, new, position):
+    return in_place(keys.clone(), new, position)
 
 
-def int8_rows(weight):
-    scale = weight.abs().amax(1, keepdim=True) / 127
-    return (weight / scale).round().to(torch.int8), scale
+def next_slot(keys, new, position):
+    return write_key(keys, new, position + 1)
 
 
-def as_given(weight):
-    scale = weight.amax(1, keepdim=True) / 127
-    return (weight / scale).to(torch.int8), scale
+def everywhere(keys, new, position):
+    return new.expand_as(keys).clone()
 
 
-def not_rounded(weight):
-    scale = weight.abs().amax(1, keepdim=True) / 127
-    return (weight / scale).to(torch.int8), scale
-
-
-def by_columns(weight):
-    scale = weight.abs().amax(0, keepdim=True) / 127
-    return (weight / scale).round().to(torch.int8), scale
-
-
-def one_factor(weight):
-    scale = (weight.abs().max() / 127).expand(len(weight), 1)
-    return (weight / scale).round().to(torch.int8), scale
+def cleared(keys, new, position):
+    return write_key(torch.zeros_like(keys), new, position)
 
 
 WRONG = [
@@ -83,17 +63,11 @@ WRONG = [
     ("17.2", lambda x, w, b: row_parallel(x, w, b, mean=True), "a mean was taken"),
     ("17.2", lambda x, w, b: x[0] @ w[0].T, "other"),
     ("17.2", lambda x, w, b: [row_parallel(x, w, b)], "return one tensor"),
-    ("17.3", one_generation, "1 is missing; what is 4 merged from"),
-    ("17.3", lambda keep, parents: set(keep), "is missing"),
-    ("17.3", lambda keep, parents: set(range(11)), "is not needed"),
-    ("17.3", lambda keep, parents: with_parents(keep, parents) - set(keep), "4 is asked for"),
-    ("17.3", changes, "the arguments were changed"),
-    ("17.3", lambda keep, parents: 3, "return a set"),
-    ("17.3", five_generations, "199 merges below it"),
-    ("17.4", as_given, "whose numbers are negative"),
-    ("17.4", not_rounded, "half a step is possible"),
-    ("17.4", by_columns, "one factor for each row"),
-    ("17.4", one_factor, "what is to be reached"),
-    ("17.4", lambda w: (int8_rows(w)[0].float(), int8_rows(w)[1]), "int8 (6, 9)"),
-    ("17.4", lambda w: int8_rows(w)[0], "return the whole numbers and the factors"),
+    ("17.2", joined, "no process has those of another"),
+    ("17.3", in_place, "keys were changed"),
+    ("17.3", by_number, "no program of it knows all positions"),
+    ("17.3", next_slot, "the slot after it was written"),
+    ("17.3", everywhere, "all slots were written"),
+    ("17.3", cleared, "the other slots are empty now"),
+    ("17.3", lambda k, n, p: n, "return all keys"),
 ]

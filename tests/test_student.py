@@ -1,0 +1,457 @@
+"""The copy to write yourself: blank, filled, judged, brought up to date, and never overwritten."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "tools"))
+import build  # noqa: E402
+import student  # noqa: E402
+import student_blank as blanks  # noqa: E402
+
+CHAPTERS = sorted(student.TESTS)
+
+
+def stripped(path: Path) -> str:
+    """A page of the course without its outputs."""
+    data = build.load(path, path.name)
+    for cell in data["cells"]:
+        blanks.drop_outputs(cell)
+    return student.dumped(data)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory) -> Path:
+    """A copy that nobody has written in."""
+    folder = tmp_path_factory.mktemp("student") / "copy"
+    assert "bodies to write on 10 pages" in student.make(ROOT, folder)
+    return folder
+
+
+@pytest.fixture
+def copy(made, tmp_path) -> student.Copy:
+    """One of one's own."""
+    shutil.copytree(made, tmp_path / "copy")
+    return student.Copy(tmp_path / "copy")
+
+
+def edit(copy: student.Copy, page: str, change) -> None:
+    """Let `change` work on the cells of a page, by id."""
+    data = copy.page(page)
+    change({cell.get("id"): cell for cell in data["cells"]}, data)
+    copy.save(page, data)
+
+
+def write_cell(copy: student.Copy, page: str, cell_id: str, source: str) -> None:
+    edit(copy, page, lambda cells, _: cells[cell_id].update(source=source))
+
+
+def reference(page: str, cell_id: str) -> str:
+    data = build.load(ROOT / "notebooks" / page, page)
+    return next(blanks.text_of(c) for c in data["cells"] if c["id"] == cell_id)
+
+
+SOFTMAX = ("03_attention.ipynb", "c024")
+
+
+# ---- what is blank -------------------------------------------------------------------------------
+
+
+def test_blank_and_filled_again_it_is_the_course_byte_for_byte(copy):
+    student.fill(copy, ROOT, CHAPTERS)
+    for path in student.spine(copy.root):
+        assert path.read_text("utf-8") == stripped(ROOT / "notebooks" / path.name), path.name
+    for path in sorted((ROOT / "minillm").rglob("*.py")):
+        mine = copy.root / path.relative_to(ROOT)
+        assert mine.read_bytes() == path.read_bytes(), mine
+    assert all(done == todo for done, todo in student.written(copy).values())
+
+
+def test_every_body_of_the_spine_is_blank_but_the_given(made):
+    for path in student.spine(made):
+        data = build.load(path, path.name)
+        for cell in filter(student.is_marked, data["cells"]):
+            tree = build.ast.parse(blanks.text_of(cell))
+            for name, node in blanks.functions(tree.body):
+                raised = build.ast.unparse(node.body[-1]).startswith("raise NotWritten(")
+                assert raised or blanks.says_nothing(node) or name in blanks.GIVEN, name
+
+
+def test_signatures_docstrings_fields_and_ids_stay(made):
+    for path in student.spine(made):
+        blank, full = build.load(path, ""), build.load(ROOT / "notebooks" / path.name, "")
+        assert [c["id"] for c in blank["cells"]] == [c["id"] for c in full["cells"]]
+        for mine, theirs in zip(blank["cells"], full["cells"], strict=True):
+            if not student.is_marked(theirs):
+                assert mine["source"] == theirs["source"]
+                continue
+            assert student.defined(mine) == student.defined(theirs)
+            ours, course = (build.ast.parse(blanks.text_of(c)) for c in (mine, theirs))
+            pairs = zip(blanks.functions(ours.body), blanks.functions(course.body), strict=True)
+            for (_, one), (_, other) in pairs:
+                assert build.ast.get_docstring(one) == build.ast.get_docstring(other)
+                one.body = other.body
+            assert build.ast.dump(head(ours)) == build.ast.dump(head(course))
+
+
+def head(tree: build.ast.Module) -> build.ast.Module:
+    """A module without imports, of which a blank has one more, and without values it makes."""
+    dropped = (build.ast.Import, build.ast.ImportFrom, build.ast.Assign)
+    tree.body = [node for node in tree.body if not isinstance(node, dropped)]
+    return tree
+
+
+def test_no_solution_stands_in_a_demonstration_cell(made):
+    """A page tells how, and now and then shows a line; never three that follow each other."""
+    leaks, single = [], set()
+    for path in student.spine(made):
+        full = build.load(ROOT / "notebooks" / path.name, path.name)
+        blank = {c["id"]: set(lines(c)) for c in build.load(path, path.name)["cells"]}
+        shown = [lines(c) for c in full["cells"] if c["cell_type"] == "code" and not is_ours(c)]
+        for cell in filter(student.is_marked, full["cells"]):
+            # "" stands where a line is no secret: the blank has it, too
+            body = ["" if line in blank[cell["id"]] else line for line in lines(cell)]
+            single |= {ln for ln in body for other in shown if len(ln) > 12 and ln in other}
+            leaks += [
+                (path.name, three)
+                for three in neighbours(body)
+                if all(three) and any(three in neighbours(other) for other in shown)
+            ]
+    assert leaks == []
+    assert len(single) <= 20, sorted(single)
+
+
+def neighbours(texts: list[str]) -> list[tuple[str, ...]]:
+    return list(zip(texts, texts[1:], texts[2:], strict=False))
+
+
+def is_ours(cell: dict) -> bool:
+    return blanks.text_of(cell).startswith("#|")
+
+
+def lines(cell: dict) -> list[str]:
+    return [line.strip() for line in blanks.text_of(cell).splitlines() if line.strip()]
+
+
+def test_every_module_imports_and_says_what_is_missing(made):
+    code = """
+import importlib, pkgutil
+import minillm
+for found in pkgutil.walk_packages(minillm.__path__, "minillm."):
+    if found.name.rpartition(".")[2] not in ("__main__", "fence_worker"):
+        importlib.import_module(found.name)
+from minillm.generation.sampling import GREEDY
+rate = minillm.cosine_schedule
+for call in (lambda: GREEDY(None), lambda: GREEDY.seed, lambda: rate(0, 1, 1, 1, 1)):
+    try:
+        call()
+    except Exception as error:
+        print(type(error).__name__, error)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        cwd=made,
+        env=student.environment(made, made / "unused"),
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [
+        "NotWritten GREEDY is not written yet: notebooks/09_sampling.ipynb, cell n11934",
+        "NotWritten GREEDY is not written yet: notebooks/09_sampling.ipynb, cell n11934",
+        "NotWritten cosine_schedule is not written yet: notebooks/07_training.ipynb, cell 422dd181",
+    ]
+
+
+CUT = '''
+def one(x): return x
+
+
+def two(
+    x: int,
+) -> int:
+    """Says two."""
+    # why
+    return x
+    # the end
+
+
+class A:
+    size: int = 3
+
+    def empty(self): ...
+
+    def abstract(self):
+        raise NotImplementedError
+
+    async def method(self):
+
+        # why
+        def inner():
+            return 2
+
+        return inner
+
+
+X: int = one(2)
+Y = len("a")
+'''
+BLANK = '''
+def one(x):
+    raise NotWritten("one", "03_page", "id")
+
+
+def two(
+    x: int,
+) -> int:
+    """Says two."""
+    raise NotWritten("two", "03_page", "id")
+
+
+class A:
+    size: int = 3
+
+    def empty(self): ...
+
+    def abstract(self):
+        raise NotImplementedError
+
+    async def method(self):
+        raise NotWritten("A.method", "03_page", "id")
+
+
+X: int = unwritten("X", "03_page", "id")
+Y = len("a")
+'''
+
+
+def test_how_bodies_are_cut_out():
+    text, names = blanks.blank("#| export\n" + CUT.lstrip(), "03_page", "id", set())
+    head = "#| export\nfrom minillm.not_written import NotWritten, unwritten\n"
+    assert text == head + BLANK
+    assert names == ["one", "two", "A.method", "X"]
+
+
+# ---- work is never overwritten -------------------------------------------------------------------
+
+
+def test_a_folder_that_is_there_is_somebodys_work(copy):
+    before = sorted((p, p.read_bytes()) for p in copy.root.rglob("*") if p.is_file())
+    with pytest.raises(student.StudentError, match="is there already: somebody's work"):
+        student.make(ROOT, copy.root)
+    assert sorted((p, p.read_bytes()) for p in copy.root.rglob("*") if p.is_file()) == before
+
+
+MINE = "#| export\ndef softmax(x, dim):\n    return x\n\n\ndef upcast(x):\n    return x\n"
+
+
+def test_fill_leaves_what_somebody_wrote_and_names_it(copy):
+    write_cell(copy, *SOFTMAX, MINE)
+    said = "\n".join(student.fill(copy, ROOT, ["3"]))
+    assert "6 bodies filled in" in said
+    assert "left as you wrote it: softmax, upcast (delete the cell, and fill puts" in said
+    cells = {c["id"]: c for c in copy.page(SOFTMAX[0])["cells"]}
+    assert blanks.text_of(cells["c024"]) == MINE
+    assert blanks.text_of(cells["c054"]) == reference("03_attention.ipynb", "c054")
+
+
+def test_a_deleted_cell_is_named_and_filled_in_at_its_place(copy):
+    edit(copy, SOFTMAX[0], lambda cells, data: data["cells"].remove(cells["c024"]))
+    said = student.remarks(copy, "03")
+    assert said == [
+        "notebooks/03_attention.ipynb: the cell that defines softmax, upcast was "
+        "deleted: update puts it back"
+    ]
+    student.fill(copy, ROOT, ["03"])
+    assert student.remarks(copy, "03") == []
+    wanted = stripped(ROOT / "notebooks" / SOFTMAX[0])
+    assert (copy.root / "notebooks" / SOFTMAX[0]).read_text("utf-8") == wanted
+
+
+def test_a_renamed_function_is_named(copy):
+    write_cell(copy, *SOFTMAX, MINE.replace("def softmax", "def soft_max"))
+    (said,) = student.remarks(copy, "03")
+    assert said.startswith('notebooks/03_attention.ipynb, under "')
+    assert "softmax is no longer defined, but it has soft_max: tests and later pages use" in said
+
+
+def test_a_lost_mark_and_a_syntax_error_are_named(copy):
+    write_cell(copy, *SOFTMAX, MINE.partition("\n")[2])
+    (said,) = student.remarks(copy, "03")
+    assert "the cell of softmax, upcast has lost its first line, `#| export`" in said
+    write_cell(copy, *SOFTMAX, MINE.replace("return x\n", "return x]\n", 1))
+    assert "line 3 of the cell is no Python: unmatched ']'" in "".join(student.remarks(copy, "03"))
+    assert "not built: notebooks/03_attention.ipynb, cell 33" in "".join(
+        student.rebuild(copy, [SOFTMAX[0]])
+    )
+
+
+def test_an_edited_test_is_named(copy):
+    path = copy.root / "tests/nn/test_attention.py"
+    path.write_text(path.read_text("utf-8") + "\n\ndef test_me():\n    pass\n", "utf-8")
+    (said,) = student.remarks(copy, "03")
+    assert said.startswith("tests/nn/test_attention.py is not the one that was handed out")
+
+
+@pytest.mark.parametrize(
+    "change, wanted",
+    [
+        (lambda data: data.update(nbformat=3), "saved in notebook format 3, and the course reads"),
+        (lambda data: data.update(cells=None), "not a notebook: no list of cells"),
+    ],
+)
+def test_another_notebook_format_is_named(copy, change, wanted):
+    edit(copy, SOFTMAX[0], lambda _, data: change(data))
+    with pytest.raises(student.StudentError, match=wanted):
+        student.grade(copy, "03")
+
+
+def test_a_page_saved_without_ids_is_read_by_what_its_cells_define(copy):
+    write_cell(copy, *SOFTMAX, MINE)
+
+    def older(_, data):
+        data["nbformat_minor"] = 4
+        for cell in data["cells"]:
+            del cell["id"]
+            cell["source"] = blanks.text_of(cell)  # a string, as some programs save it
+
+    edit(copy, SOFTMAX[0], older)
+    (said,) = student.remarks(copy, "03")
+    assert said.startswith("notebooks/03_attention.ipynb was saved without cell ids (format 4.4)")
+    assert student.written(copy)[SOFTMAX[0]] == (2, 8)
+    assert "6 bodies filled in" in "\n".join(student.fill(copy, ROOT, ["03"]))
+    texts = [blanks.text_of(c) for c in copy.page(SOFTMAX[0])["cells"]]
+    assert MINE in texts and reference("03_attention.ipynb", "c054") in texts
+
+
+def test_an_edit_of_the_package_is_not_built_over(copy):
+    path = copy.root / "minillm/nn/attention.py"
+    text = path.read_text("utf-8")
+    path.write_text(text.replace('raise NotWritten("softmax"', "return (x", 1), "utf-8")
+    edited = path.read_text("utf-8")
+    (said,) = student.rebuild(copy, [SOFTMAX[0]])
+    assert "the module was edited, run make pull" in said
+    assert path.read_text("utf-8") == edited
+
+
+# ---- update --------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def newer(tmp_path) -> Path:
+    """A course in which a test, a text, a solution and a tool have changed."""
+    course = tmp_path / "course"
+    for name in ("minillm", "tests", "tools", "assets"):
+        shutil.copytree(ROOT / name, course / name, ignore=student.NOT_COPIED)
+    shutil.copytree(
+        ROOT / "notebooks",
+        course / "notebooks",
+        ignore=shutil.ignore_patterns("deeper", "beyond", "solutions", "__pycache__"),
+    )
+    for name in ("LICENSE", "pyproject.toml", "requirements.txt"):
+        shutil.copy(ROOT / name, course)
+    page = course / "notebooks" / SOFTMAX[0]
+    data = build.load(page, "")
+    for cell in data["cells"]:
+        text = blanks.text_of(cell)
+        if cell["id"] == "c024":
+            text = text.replace('"""`x` in at least float32."""', '"""`x` in float32 or more."""')
+            assert "or more" in text
+        cell["source"] = text.replace("# 03 Attention and masks", "# 03 Attention, and masks")
+    page.write_text(student.dumped(data), "utf-8")
+    test = course / "tests/nn/test_attention.py"
+    test.write_text(test.read_text("utf-8") + "\n# newer\n", "utf-8")
+    return course
+
+
+def test_update_brings_what_is_new_to_untouched_cells(copy, newer):
+    said = student.update(copy, newer)
+    assert "new: tests/nn/test_attention.py" in said
+    assert "new in notebooks/03_attention.ipynb: 2 cells" in said
+    cells = {c["id"]: blanks.text_of(c) for c in copy.page(SOFTMAX[0])["cells"]}
+    assert "float32 or more" in cells["c024"] and "raise NotWritten(" in cells["c024"]
+    assert "or more" in (copy.root / "minillm/nn/attention.py").read_text("utf-8")
+    assert student.update(student.Copy(copy.root), newer) == ["nothing is new"]
+
+
+def test_update_leaves_what_was_written_and_fills_what_was_filled(copy, newer):
+    student.fill(copy, ROOT, ["03"])
+    write_cell(copy, SOFTMAX[0], "c054", "#| export\ndef causal_mask(*a, **k):\n    return 1\n")
+    (copy.root / "tests/nn/test_attention.py").write_text("mine = 1\n")
+    said = "\n".join(student.update(copy, newer))
+    assert "left: tests/nn/test_attention.py (you have changed it" in said
+    cells = {c["id"]: blanks.text_of(c) for c in copy.page(SOFTMAX[0])["cells"]}
+    assert "return 1" in cells["c054"]
+    assert "float32 or more" in cells["c024"] and "NotWritten" not in cells["c024"]
+    write_cell(copy, *SOFTMAX, MINE)
+    again = student.Copy(copy.root)
+    older = "\n".join(student.update(again, ROOT))
+    assert "left in notebooks/03_attention.ipynb: softmax, upcast (yours; the course's" in older
+    assert blanks.text_of({c["id"]: c for c in again.page(SOFTMAX[0])["cells"]}["c024"]) == MINE
+
+
+# ---- the judge -----------------------------------------------------------------------------------
+
+ATTEMPT = """
+import pytest
+from minillm.ngram import bits_per_byte, word_pieces
+
+def test_right():
+    assert bits_per_byte(0.0, 3) == 0
+
+def test_wrong():
+    assert bits_per_byte(1.0, 1) == 7, "seven"
+
+def test_waits():
+    with pytest.raises(ValueError):
+        word_pieces("a b")
+
+def test_waits_in_another_process():
+    import subprocess, sys
+    done = subprocess.run([sys.executable, "-c", "import minillm.ngram as n; n.word_pieces('a')"],
+                          capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+"""
+
+
+def test_grade_tells_passed_failed_and_waiting(copy, monkeypatch, capsys):
+    monkeypatch.setitem(student.TESTS, "01", ["test_a.py", "test_b.py"])
+    (copy.root / "tests/test_a.py").write_text(ATTEMPT)
+    (copy.root / "tests/test_b.py").write_text("from minillm.ngram import *\nX = word_pieces('')\n")
+    text = blanks.text_of(
+        next(c for c in copy.page("01_ngrams.ipynb")["cells"] if c["id"] == "ad07e74e")
+    )
+    body = text[: text.index("raise NotWritten")] + "return nats / num_bytes\n"
+    write_cell(copy, "01_ngrams.ipynb", "ad07e74e", body)
+    code = student.main(["grade", "1", "--to", str(copy.root)])
+    said = capsys.readouterr().out
+    assert code == 0
+    assert "01_ngrams: 1 of 16 bodies written; tests: 1 passed, 1 failed, 3 waiting" in said
+    assert "failed: tests/test_a.py::test_wrong\n        AssertionError: seven" in said
+    assert 'waiting for word_pieces (01, under "' in said and "next: word_pieces" in said
+    kept = json.loads((copy.root / student.PROGRESS).read_text())
+    assert kept["written"].startswith("1 of ") and kept["pages"]["01_ngrams"] == "1 of 16"
+    assert kept["graded"]["01"].items() >= {"passed": 1, "failed": 1, "waiting": 3}.items()
+
+
+@pytest.mark.parametrize(
+    "arguments, wanted",
+    [
+        (["grade"], "grade which chapter? Such as: grade 03"),
+        (["fill", "11"], "there is no chapter '11' to write; there are 01 02 03"),
+        (["grade", "00"], "there is no chapter '00'"),
+    ],
+)
+def test_bad_commands_are_answered_by_a_sentence(copy, capsys, arguments, wanted):
+    assert student.main([*arguments, "--to", str(copy.root)]) == 1
+    assert wanted in capsys.readouterr().err
+
+
+def test_a_folder_that_is_no_copy(tmp_path, capsys):
+    assert student.main(["grade", "03", "--to", str(tmp_path)]) == 1
+    assert "is no copy of the course: there is no readable given.json" in capsys.readouterr().err
