@@ -9,7 +9,7 @@ ifeq ($(CPU),1)
 export PIP_EXTRA_INDEX_URL := $(strip $(PIP_EXTRA_INDEX_URL) https://download.pytorch.org/whl/cpu)
 endif
 
-.PHONY: run lab test jitter real student grade build pull check bench help
+.PHONY: run lab test quick jitter real student grade build pull check bench help
 .DEFAULT_GOAL := help
 
 help:            ## list the commands
@@ -24,6 +24,9 @@ lab: $(READY)    ## open the course in JupyterLab
 
 test: $(READY)   ## all unit tests and every cell of every notebook
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not real"
+
+quick: $(READY)  ## in 90 seconds: the house rules, drift, unit tests of what git diff touches
+	$(BIN)/python tools/quick.py
 
 # make jitter PAGES="notebooks/05_rope.ipynb notebooks/beyond" DRAWS=1
 PAGES ?= notebooks

@@ -13,10 +13,10 @@ from minillm.config import ModelConfig
 from minillm.generation.decoding import generate
 from minillm.model import CausalLM
 from minillm.nn.lora import add_lora, merge, remove_lora
-from minillm.nn.moe import RouterBalance
 from minillm.pretrained.adapters import load_adapter, save_adapter
 from minillm.pretrained.load import from_pretrained, save_pretrained
 from minillm.tokenizer.bpe import BPETokenizer
+from minillm.training.balance import RouterBalance
 from minillm.training.data import WindowBatches
 from minillm.training.evaluation import evaluate
 from minillm.training.loss import cross_entropy
