@@ -48,6 +48,7 @@ MODULES = {
     "16": "pictures",
     "17": "leaving",
     "18": "rewards",
+    "19": "scale",
 }
 
 Grader = Callable[[Any], "str | None"]
