@@ -9,6 +9,8 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 # Python 3.13 colours tracebacks, and Jupyter asks for colours on behalf of its children.
 os.environ["PYTHON_COLORS"] = "0"
+# What torch.compile compiles is small: a pool of processes for it, each with a torch, costs more.
+os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 # Of Python 3.13.0, and of no other, torch says when it compiles that it may be slower with it.
 os.environ.setdefault("PYTHONWARNINGS", "ignore:Guards may run slower:RuntimeWarning")
 

@@ -6,6 +6,7 @@ import json
 import re
 import sys
 from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from itertools import pairwise
 from pathlib import Path
 
@@ -37,8 +38,12 @@ def name(path: Path) -> str:
     return path.relative_to(ROOT / "notebooks").as_posix()
 
 
-course = pytest.mark.parametrize("path", COURSE, ids=name)
-everything = pytest.mark.parametrize("path", [*COURSE, TOUR, *SOLUTIONS], ids=name)
+EVERYTHING = [*COURSE, TOUR, *SOLUTIONS]
+
+
+def failures(rule: Callable[[Path], Iterable[object]], pages: list[Path]) -> list[str]:
+    """What a rule finds on each of the pages, by its name: a test asserts that it is nothing."""
+    return [f"{name(path)}: {found}" for path in pages for found in rule(path)]
 
 
 def test_package_equals_notebooks():
@@ -51,55 +56,82 @@ def test_the_course_is_complete():
     assert beyond == sorted(set(beyond)) and beyond[0] == 11
 
 
-@everything
-def test_executed_top_to_bottom(path):
+def out_of_order(path: Path) -> Iterator[str]:
     counts = [c["execution_count"] for c in code(path) if c["source"].strip()]
-    assert counts == list(range(1, len(counts) + 1))
-    assert all(c["source"].strip() for c in code(path)), "an empty code cell"
+    if counts != list(range(1, len(counts) + 1)):
+        yield f"executed in the order {counts}"
+    if not all(c["source"].strip() for c in code(path)):
+        yield "an empty code cell"
 
 
-@everything
-def test_outputs_hold_no_errors_warnings_or_paths(path):
+def test_executed_top_to_bottom():
+    assert failures(out_of_order, EVERYTHING) == []
+
+
+def unclean_outputs(path: Path) -> Iterator[str]:
     for cell in code(path):
         for output in cell["outputs"]:
-            assert output["output_type"] != "error", cell["source"]
+            if output["output_type"] == "error":
+                yield f"an error of {cell['source']}"
             text = json.dumps({k: v for k, v in output.items() if k != "data"})
             text += json.dumps(
                 {k: v for k, v in output.get("data", {}).items() if "image" not in k}
             )
-            assert "Warning" not in text, cell["source"]
-            assert not re.search(r"<matplotlib|: \[?\"Text\(", text), "echo of a drawing call"
-            assert not re.search(r"/(home|root|tmp|Users|work)/", text), cell["source"]
+            if "Warning" in text:
+                yield f"a warning of {cell['source']}"
+            if re.search(r"<matplotlib|: \[?\"Text\(", text):
+                yield f"the echo of a drawing call in {cell['source']}"
+            if re.search(r"/(home|root|tmp|Users|work)/", text):
+                yield f"a path of a machine, from {cell['source']}"
 
 
-@everything
-def test_no_long_sentence_stands_twice_on_a_page(path):
+def test_outputs_hold_no_errors_warnings_or_paths():
+    assert failures(unclean_outputs, EVERYTHING) == []
+
+
+def sentences_twice(path: Path) -> list[str]:
     """A merge or a move that left a copy behind."""
     text = "\n\n".join(c["source"] for c in load(path) if c["cell_type"] == "markdown")
     sentences = [" ".join(s.split()) for s in re.split(r"(?<=[.?!:])\s+|\n\n|\n(?=[-|#])", text)]
     long = Counter(s for s in sentences if len(s.split()) >= 12)
-    assert [s for s, count in long.items() if count > 1] == []
+    return [s for s, count in long.items() if count > 1]
 
 
-@everything
-def test_metadata_is_clean(path):
+def test_no_long_sentence_stands_twice_on_a_page():
+    assert failures(sentences_twice, EVERYTHING) == []
+
+
+def unclean_metadata(path: Path) -> Iterator[str]:
     data = json.loads(path.read_text(encoding="utf-8"))
-    assert set(data["metadata"]) <= {"kernelspec", "language_info"}
-    assert all(set(c["metadata"]) <= {"tags"} for c in data["cells"])
-    assert len({c["id"] for c in data["cells"]}) == len(data["cells"])
+    if more := set(data["metadata"]) - {"kernelspec", "language_info"}:
+        yield f"metadata {sorted(more)}"
+    if more := {key for c in data["cells"] for key in c["metadata"]} - {"tags"}:
+        yield f"metadata {sorted(more)} of a cell"
+    ids = Counter(c["id"] for c in data["cells"])
+    yield from (f"two cells {id}" for id, count in ids.items() if count > 1)
 
 
-@course
-def test_the_first_page_and_the_last(path):
+def test_metadata_is_clean():
+    assert failures(unclean_metadata, EVERYTHING) == []
+
+
+def missing_frame(path: Path) -> Iterator[str]:
     cells = load(path)
     first, text = cells[0]["source"], "\n".join(c["source"] for c in cells)
     number = "# " if path in DEEPER else f"# {path.name[:2]} "
-    assert cells[0]["cell_type"] == "markdown" and first.startswith(number)
-    assert re.search(r"\w\?", first), "the first cell asks the notebook's question"
-    assert "GLOSSARY.md)" in first, "the first cell links to the glossary"
-    for heading in ("## Recap", "## Sources"):
-        assert heading in text
-    assert f'sync("{name(path)}")' in code(path)[-1]["source"]
+    if cells[0]["cell_type"] != "markdown" or not first.startswith(number):
+        yield f"the first cell does not begin with {number!r}"
+    if not re.search(r"\w\?", first):
+        yield "the first cell does not ask the notebook's question"
+    if "GLOSSARY.md)" not in first:
+        yield "the first cell does not link to the glossary"
+    yield from (f"no {heading}" for heading in ("## Recap", "## Sources") if heading not in text)
+    if f'sync("{name(path)}")' not in code(path)[-1]["source"]:
+        yield "the last cell does not call sync with the page's name"
+
+
+def test_the_first_page_and_the_last():
+    assert failures(missing_frame, COURSE) == []
 
 
 def test_the_tour_has_one_cell_of_each_chapter_and_leads_to_it():
@@ -147,25 +179,28 @@ def test_the_scoreboard_is_made_of_lines_that_pages_measure():
         assert float(floors) >= 1 and f'"{model}"' in pages[chapter], model
 
 
-@course
-def test_there_is_a_picture_and_all_are_drawn_here(path):
+def pictures_from_elsewhere(path: Path) -> Iterator[str]:
     pictures = [
         o["data"]["image/png"]
         for c in code(path)
         for o in c["outputs"]
         if "image/png" in o.get("data", {})
     ]
-    assert pictures
-    assert all(base64.b64decode(p).startswith(b"\x89PNG") for p in pictures)
-    assert not any(
-        "](http" in line and line.startswith("![")
-        for c in load(path)
-        for line in c["source"].splitlines()
-    )
+    if not pictures:
+        yield "no picture"
+    if not all(base64.b64decode(p).startswith(b"\x89PNG") for p in pictures):
+        yield "a picture that is no PNG"
+    for cell in load(path):
+        for line in cell["source"].splitlines():
+            if "](http" in line and line.startswith("!["):
+                yield f"a picture from elsewhere: {line}"
 
 
-@course
-def test_every_exported_name_is_used_in_its_notebook(path):
+def test_there_is_a_picture_and_all_are_drawn_here():
+    assert failures(pictures_from_elsewhere, COURSE) == []
+
+
+def unused_names(path: Path) -> Iterator[str]:
     notebook = build.Notebook(ROOT, name(path))
     for module in notebook.marked:
         for segment in notebook.segments(module):
@@ -177,13 +212,18 @@ def test_every_exported_name_is_used_in_its_notebook(path):
                 ]
                 text = "\n".join("".join(s) for s in elsewhere)
                 own = notebook.source(segment.cell)[1].replace(segment.text, "")
-                assert re.search(rf"\b{public}\b", text + own), f"{public} is never used"
+                if not re.search(rf"\b{public}\b", text + own):
+                    yield f"{public} is exported and never used"
+
+
+def test_every_exported_name_is_used_in_its_notebook():
+    assert failures(unused_names, COURSE) == []
 
 
 def test_ignored_outputs_are_few_and_asserted():
     """A hidden figure is bounded by an assertion, in its own cell or in the next."""
     total = ignored = 0
-    for path in [*COURSE, TOUR, *SOLUTIONS]:
+    for path in EVERYTHING:
         cells = code(path)
         total += len(cells)
         for cell, after in pairwise([*cells, {"source": ""}]):
@@ -195,11 +235,17 @@ def test_ignored_outputs_are_few_and_asserted():
     assert 0 < ignored <= total / 20
 
 
-@everything
-def test_no_cell_downloads_or_pickles(path):
+def downloads_or_pickles(path: Path) -> Iterator[str]:
     for cell in code(path):
-        assert not re.search(r"https?://|urllib|requests\.|import pickle|git clone", cell["source"])
-        assert "torch.load(" not in cell["source"] or "weights_only=True" in cell["source"]
+        source = cell["source"]
+        if re.search(r"https?://|urllib|requests\.|import pickle|git clone", source):
+            yield source
+        if "torch.load(" in source and "weights_only=True" not in source:
+            yield source
+
+
+def test_no_cell_downloads_or_pickles():
+    assert failures(downloads_or_pickles, EVERYTHING) == []
 
 
 def test_the_glossary_holds_a_row_a_term_in_order_with_its_place():

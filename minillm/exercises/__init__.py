@@ -20,6 +20,7 @@ __all__ = [
     "Result",
     "as_given",
     "check",
+    "check_choices",
     "check_numbers",
     "exercise",
     "grade",
@@ -114,6 +115,33 @@ def check_numbers(
         if not abs(value - wanted) <= 1e-6:  # NaN is wrong, too
             return f"{question}: not {value:,}; {hints[question]}"
     return None
+
+
+def check_choices(
+    answer: Any,
+    questions: Mapping[Any, Any],
+    hints: Mapping[Any, str],
+    kind: str = "an answer",
+    fits: Callable[[Any], bool] = lambda value: True,
+) -> str | None:
+    """What is wrong with predictions of one `kind`, such as "True or False", which `fits` knows.
+
+    A wrong one is named with its hint, and how many are right.
+
+    Raises: Unsolved if nothing is filled in.
+    """
+    if (answer := as_given(answer, questions)) is None:
+        return f"the answer is a dictionary with the {len(questions)} questions as keys, as given"
+    for question, value in answer.items():
+        if value is ...:
+            return f"{question}: not filled in yet"
+        if not fits(value):
+            return f"{question}: write {kind}, not {value!r}"
+    wrong = [question for question, wanted in questions.items() if answer[question] != wanted]
+    if not wrong:
+        return None
+    right = f"right so far: {len(questions) - len(wrong)} of {len(questions)}"
+    return f"{right}; look at {wrong[0]} again: {hints[wrong[0]]}"
 
 
 def names(notebook: str) -> list[str]:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from minillm.exercises import as_given, exercise
+from minillm.exercises import as_given, check_choices, exercise
 
 SHAPES: dict[str, tuple[int, ...] | str] = {
     "x[0]": (3, 4),
@@ -36,18 +36,13 @@ HINTS = {
     "an index removes a dimension, a slice keeps it, size 1 is stretched, the middle disappears",
 )
 def shapes(answer: Any) -> str | None:
-    if (answer := as_given(answer, SHAPES)) is None:
-        return "the answer is a dictionary with the seven expressions as keys, as it was given"
-    for key, value in answer.items():
-        if value is ...:
-            return f"{key} is not filled in yet"
-        if not isinstance(value, tuple | list | torch.Size) and value != "error":
-            return f'{key}: write a tuple such as (3, 4), or "error", not {value!r}'
-    wrong = [key for key, wanted in SHAPES.items() if _plain(answer[key]) != wanted]
-    if not wrong:
-        return None
-    done = len(SHAPES) - len(wrong)
-    return f"right so far: {done} of 7; look at {wrong[0]} again: {HINTS[wrong[0]]}"
+    answer = as_given(answer, SHAPES)
+    if answer is not None:
+        answer = {key: _plain(shape) for key, shape in answer.items()}
+    kind = 'a tuple such as (3, 4), or "error"'
+    return check_choices(
+        answer, SHAPES, HINTS, kind, lambda s: isinstance(s, tuple) or s == "error"
+    )
 
 
 def _plain(shape: Any) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from minillm.exercises import as_given, exercise
+from minillm.exercises import check_choices, exercise
 
 _CASES: tuple[tuple[str, list[int], list[int], list[int]], ...] = (
     ("a prompt that goes on", [1, 2, 3, 4], [4, 4], [1, 2, 3, 4, 5, 6]),
@@ -72,14 +72,7 @@ _WHY = (
     "what is computed is the prompt without what agrees from its beginning on",
 )
 def _computed(answer: Any) -> str | None:
-    if (answer := as_given(answer, COMPUTED)) is None:
-        return "the answer is a dictionary with the five cases as keys, as it was given"
-    for (case, want), why in zip(COMPUTED.items(), _WHY, strict=True):
-        if answer[case] is ...:
-            return f"not filled in yet: {case!r}"
-        if answer[case] != want:
-            return f"look at {case!r} again, {answer[case]} is not it: {why}"
-    return None
+    return check_choices(answer, COMPUTED, dict(zip(COMPUTED, _WHY, strict=True)), "a number")
 
 
 def _work(n: int, q: int, a: int) -> tuple[int, int]:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from minillm.config import ModelConfig
-from minillm.exercises import as_given, exercise
+from minillm.exercises import check_choices, exercise
 from minillm.model import CausalLM
 
 FOLLOWS = {
@@ -40,17 +40,8 @@ WHY = {
     "only names and shapes are checked by loading; arithmetic is checked by comparing logits",
 )
 def _follows(answer: Any) -> str | None:
-    if (answer := as_given(answer, FOLLOWS)) is None:
-        return f"the answer is a dictionary with the {len(FOLLOWS)} cases as keys, as it was given"
-    for case, value in answer.items():
-        if value is ...:
-            return f"{case}: not filled in yet"
-        if value not in ("loud", "silent"):
-            return f'{case}: write "loud" or "silent", not {value!r}'
-    for case, wanted in FOLLOWS.items():
-        if answer[case] != wanted:
-            return f"{case}: not {answer[case]}; {WHY[case]}"
-    return None
+    kinds = ("loud", "silent")
+    return check_choices(answer, FOLLOWS, WHY, '"loud" or "silent"', lambda value: value in kinds)
 
 
 @exercise(

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from minillm.config import ModelConfig
-from minillm.exercises import as_given, exercise
+from minillm.exercises import check_choices, exercise
 
 
 def _numbers(c: ModelConfig, context: int) -> dict[str, int]:
@@ -156,14 +156,6 @@ WHY = {
     "one compilation for each set of shapes: keep the shapes, and it is compiled once",
 )
 def _compilations(answer: Any) -> str | None:
-    if (answer := as_given(answer, COMPILATIONS)) is None:
-        return "the answer is a dictionary with the five cases as keys, as it was given"
-    for case, value in answer.items():
-        if value is ...:
-            return f"{case}: not filled in yet"
-        if isinstance(value, bool) or not isinstance(value, int):
-            return f"{case}: write a whole number, not {value!r}"
-    for case, wanted in COMPILATIONS.items():
-        if answer[case] != wanted:
-            return f"{case}: not {answer[case]}; {WHY[case]}"
-    return None
+    return check_choices(
+        answer, COMPILATIONS, WHY, "a whole number", lambda value: type(value) is int
+    )

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from minillm.exercises import as_given, exercise
+from minillm.exercises import as_given, check_choices, exercise
 from minillm.exercises.attention import NoShortCut, ShortCutError
 from minillm.nn.attention import attention, causal_mask, repeat_kv
 from minillm.nn.multihead import MultiHeadAttention, merge_heads, split_heads
@@ -125,21 +125,16 @@ HINTS = {
     "q_proj and o_proj know H, k_proj and v_proj know G, and only G and D count for what is kept",
 )
 def predictions(answer: Any) -> str | None:
-    if (answer := as_given(answer, PREDICTIONS)) is None:
-        return "the answer is the dictionary with its nine keys, as it was given"
-    wrong = []
-    for key, wanted in PREDICTIONS.items():
-        value = answer[key]
-        if value is ...:
-            return f"{key} is not filled in yet"
-        if isinstance(value, str) and "error" in value.lower():  # also "ValueError"
-            value = "error"
-        if (tuple(value) if isinstance(value, list | torch.Size) else value) != wanted:
-            wrong.append(key)
-    if not wrong:
-        return None
-    done = len(PREDICTIONS) - len(wrong)
-    return f"right so far: {done} of 9; look at {wrong[0]} again: {HINTS[wrong[0]]}"
+    answer = as_given(answer, PREDICTIONS)
+    if answer is not None:
+        answer = {key: _plain(value) for key, value in answer.items()}
+    return check_choices(answer, PREDICTIONS, HINTS)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, str) and "error" in value.lower():  # also "ValueError"
+        return "error"
+    return tuple(value) if isinstance(value, list | torch.Size) else value
 
 
 def tiled(t: Tensor, n: int) -> Tensor:

@@ -274,6 +274,15 @@ def _inside(model: NGramModel, pieces: list[list[str]]) -> list[tuple[int, int]]
     ]
 
 
+@cache
+def _plain() -> float:
+    """The nats of the model alone in those places."""
+    model, pieces, _ = _stories()
+    return -sum(
+        math.log(model.prob(pieces[s][i], pieces[s][:i])) for s, i in _inside(model, pieces)
+    )
+
+
 @exercise(
     "01.5",
     "which tokens cost most though the story has said them, and where does the model expect such?",
@@ -291,14 +300,13 @@ def remembering(answer: Callable[[str, list[str], NGramModel], float]) -> str | 
                 f"after {i} tokens of a story your probabilities sum to {total:.4f} over the "
                 "vocabulary, not to 1: what one token gains another must lose"
             )
-    yours = plain = 0.0
+    yours, plain = 0.0, _plain()
     for story, i in _inside(model, pieces):
         so_far, token = pieces[story][:i], pieces[story][i]
         p = float(answer(token, list(so_far), model))
         if not 0 < p <= 1 + 1e-9:
             return f"you give {token!r} after {so_far[-3:]} probability {p:.4g}"
         yours -= math.log(p)
-        plain -= math.log(model.prob(token, so_far))
     share = yours / plain
     both = [bits_per_byte(nats, num_bytes) for nats in (yours, plain)]
     numbers = f"{both[0]:.4f} bits per byte, the plain model has {both[1]:.4f}"

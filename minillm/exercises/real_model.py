@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from minillm.exercises import as_given, exercise
+from minillm.exercises import check_choices, exercise
 
 
 def _places(states: Tensor, g: Tensor, embedding: Tensor, token: int) -> list[int]:
@@ -83,17 +83,7 @@ _WHY = {
     "with weights in 4 bits, a cache of a few thousand tokens is as large as the model",
 )
 def _sizes(answer: Any) -> str | None:
-    if (answer := as_given(answer, SIZES)) is None:
-        return "the answer is a dictionary with the five questions as keys, as it was given"
-    for question, value in answer.items():
-        if value is ...:
-            return f"{question}: not filled in yet"
-        if isinstance(value, bool) or not isinstance(value, int):
-            return f"{question}: write a whole number, not {value!r}"
-    for question, wanted in SIZES.items():
-        if answer[question] != wanted:
-            return f"{question}: not {answer[question]:,}; {_WHY[question]}"
-    return None
+    return check_choices(answer, SIZES, _WHY, "a whole number", lambda value: type(value) is int)
 
 
 def _scores(weights: Tensor, n: int, back: int, first: int) -> Tensor:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from minillm.exercises import as_given, exercise
+from minillm.exercises import check_choices, exercise
 from minillm.nn.attention import attention
 from minillm.nn.multihead import MultiHeadAttention
 from minillm.nn.rope import RotaryEmbedding, Rotation
@@ -86,17 +86,7 @@ WHY = {
     "only the distance counts, with its sign; and one pair alone cannot tell 7 from 15 or -1",
 )
 def _same_score(answer: Any) -> str | None:
-    if (answer := as_given(answer, SAME)) is None:
-        return "the answer is a dictionary with the six placements as keys, as it was given"
-    for key, value in answer.items():
-        if value is ...:
-            return f"{key}: not filled in yet"
-        if not isinstance(value, bool):
-            return f"{key}: write True or False, not {value!r}"
-    wrong = [key for key, wanted in SAME.items() if answer[key] != wanted]
-    if not wrong:
-        return None
-    return f"right so far: {len(SAME) - len(wrong)} of 6; look at {wrong[0]} again: {WHY[wrong[0]]}"
+    return check_choices(answer, SAME, WHY, "True or False", lambda value: isinstance(value, bool))
 
 
 @exercise(

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-from minillm.exercises import as_given, exercise
+from minillm.exercises import check_choices, exercise
 
 
 @exercise(
@@ -164,15 +164,5 @@ _WHY = {
     "most keys change ids; the decoder does not, and some changes do not show in every sentence",
 )
 def _effects(answer: Any) -> str | None:
-    if (answer := as_given(answer, EFFECTS)) is None:
-        return "the answer is a dictionary with the eight changes as keys, as it was given"
-    for key, value in answer.items():
-        if value is ...:
-            left = sum(value is ... for value in answer.values())
-            return f"{left} of 8 are not filled in yet, first: {key}"
-        if value not in ("same", "other"):
-            return f'{key}: write "same" or "other", not {value!r}'
-    wrong = [key for key, effect in EFFECTS.items() if answer[key] != effect]
-    if not wrong:
-        return None
-    return f"right so far: {8 - len(wrong)} of 8; think again: {wrong[0]} ({_WHY[wrong[0]]})"
+    kinds = ("same", "other")
+    return check_choices(answer, EFFECTS, _WHY, '"same" or "other"', lambda value: value in kinds)

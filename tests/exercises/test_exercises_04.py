@@ -254,7 +254,7 @@ WRONG = [
     ("04.2", PREDICTIONS | {"numbers kept per position": 192}, "a key and a value"),
     ("04.2", PREDICTIONS | {"layer(x).shape": ...}, "not filled in"),
     ("04.2", PREDICTIONS | {"layer(x).shape": "error"}, "what goes in comes out"),
-    ("04.2", [(96, 48)], "the dictionary with its nine keys"),
+    ("04.2", [(96, 48)], "a dictionary"),
     ("04.3", lambda q, k, v: shared(q, k, v, share=tile), "h % G: neighbours must share"),
     ("04.3", lambda q, k, v: shared(q, k, v, share=positions), "you repeat positions"),
     ("04.3", lambda q, k, v: shared(q, k, v, share=batches), "texts of the batch"),

@@ -38,12 +38,15 @@ from minillm.nn.attention import (
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize("T, S", [(1, 1), (1, 9), (5, 5), (4, 9), (9, 4), (130, 300)])
 def test_backends_agree_with_the_formula(T, S, dtype, generator):
-    """Every mask kind x bias kind x head grouping x causal, on each backend."""
+    """Every mask kind x bias kind x head grouping x causal, on each backend; of several tiles every
+    mask without a bias, and every bias with one mask."""
     heads = [(4, 4), (4, 2), (6, 1)] if S < 100 else [(2, 1)]
     for (H, G), mask_kind, bias_kind, is_causal in itertools.product(
         heads, MASKS, BIASES, (False, True)
     ):
         if is_causal and T > S:
+            continue
+        if S >= 100 and mask_kind != "empty_rows" and bias_kind != "none":
             continue
         q, k, v = tensors(generator, (2, H, T, 8), (2, G, S, 8), (2, G, S, 8), dtype=dtype)
         mask = make_mask(mask_kind, 2, H, T, S, generator)

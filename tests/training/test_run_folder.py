@@ -205,15 +205,11 @@ WORKER = """
     from training_runs import make
     from minillm.training.run_folder import FolderLock
 
-    folder, how = sys.argv[1:]
-
     def hold(record):
         print("has it", flush=True)
         sys.stdin.readline()
 
-    print("ready", flush=True)
-    sys.stdin.readline()
-    try:
+    def take(folder, how):
         if how == "lock":
             lock = FolderLock(folder)
             lock.acquire()
@@ -224,18 +220,24 @@ WORKER = """
                 trainer.resume()
             trainer.on_log = hold
             trainer.train()
-    except ValueError as error:
-        print(error, flush=True)
+
+    for folder, how in zip(sys.argv[1::2], sys.argv[2::2]):
+        print("ready", flush=True)
+        sys.stdin.readline()
+        try:
+            take(folder, how)
+        except ValueError as error:
+            print(error, flush=True)
 """
 
 
 @contextlib.contextmanager
-def workers(folder, how, count):
-    """Processes that begin a run, resume it, or lock its folder, when told so."""
+def workers(count, *rounds):
+    """Processes that begin a run, resume it, or lock its folder, when told so: (folder, how)."""
     here = Path(__file__).parents[1]
     found = [
         subprocess.Popen(
-            [sys.executable, "-c", textwrap.dedent(WORKER), str(folder), how],
+            [sys.executable, "-c", textwrap.dedent(WORKER), *map(str, sum(rounds, ()))],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -244,8 +246,6 @@ def workers(folder, how, count):
         for _ in range(count)
     ]
     try:
-        for worker in found:
-            assert worker.stdout.readline() == "ready\n"
         yield found
     finally:
         for worker in found:
@@ -258,32 +258,40 @@ def tell(worker):
     worker.stdin.flush()
 
 
-@pytest.mark.parametrize("how", ["start", "resume"])
-def test_of_processes_that_take_a_folder_at_once_one_gets_it(tmp_path, how):
-    if how == "resume":
-        make(tmp_path, 4, log_interval=4, checkpoint_interval=1).train(until=2)
-    with workers(tmp_path, how, 3) as found:
-        for worker in found:
-            tell(worker)
-        said = {worker.pid: worker.stdout.readline() for worker in found}
-        (owner,) = [pid for pid, text in said.items() if text == "has it\n"]
-        for pid, text in said.items():
-            if pid != owner:
-                assert f"{tmp_path} is in use by process {owner} on " in text
-        for worker in found:
-            if worker.pid == owner:
-                tell(worker)
-                assert worker.wait(timeout=900) == 0
-    assert [r["step"] for r in records(tmp_path)] == ([2, 4] if how == "resume" else [4])
-    again = make(tmp_path, 4)
-    assert again.resume() and again.step == 4
+def begin(found):
+    """Tell them all, when all are ready."""
+    for worker in found:
+        assert worker.stdout.readline() == "ready\n"
+    for worker in found:
+        tell(worker)
+
+
+def test_of_processes_that_take_a_folder_at_once_one_gets_it(tmp_path):
+    """Three that begin a run, then the same three that resume another."""
+    rounds = (tmp_path / "start", "start"), (tmp_path / "resume", "resume")
+    make(tmp_path / "resume", 4, log_interval=4, checkpoint_interval=1).train(until=2)
+    with workers(3, *rounds) as found:
+        for folder, _ in rounds:
+            begin(found)
+            said = {worker.pid: worker.stdout.readline() for worker in found}
+            (owner,) = [worker for worker in found if said[worker.pid] == "has it\n"]
+            for pid, text in said.items():
+                if pid != owner.pid:
+                    assert f"{folder} is in use by process {owner.pid} on " in text
+            tell(owner)
+        assert [worker.wait(timeout=900) for worker in found] == [0, 0, 0]
+    for folder, how in rounds:
+        steps = [r["step"] for r in records(folder)]
+        assert steps == ([2, 4] if how == "resume" else [4])
+        again = make(folder, 4)
+        assert again.resume() and again.step == 4
 
 
 def test_a_kill_frees_the_folder(tmp_path):
     make(tmp_path, 4, log_interval=1).train(until=2)
     before = sorted(p.name for p in tmp_path.iterdir())
-    with workers(tmp_path, "lock", 1) as (worker,):
-        tell(worker)
+    with workers(1, (tmp_path, "lock")) as (worker,):
+        begin([worker])
         assert worker.stdout.readline() == "has it\n"
         trainer = make(tmp_path, 4)
         for take in (trainer.resume, trainer.train):
@@ -309,8 +317,8 @@ def test_a_command_leaves_a_folder_that_another_process_has(tmp_path, capsys):
     ]
     command += ["--hidden-size", "16", "--layers", "1", "--heads", "2", "--context-length", "600"]
     command += ["--device", "cpu", "--held-out", "1", "--batch-size", "1"]
-    with workers(tmp_path, "lock", 1) as (worker,):
-        tell(worker)
+    with workers(1, (tmp_path, "lock")) as (worker,):
+        begin([worker])
         assert worker.stdout.readline() == "has it\n"
         assert main(command) == 1
         assert f"{tmp_path} is in use by process {worker.pid} on " in capsys.readouterr().err
@@ -321,8 +329,8 @@ def test_a_command_leaves_a_folder_that_another_process_has(tmp_path, capsys):
 def test_who_had_the_folder_meanwhile_is_noticed(tmp_path):
     trainer = make(tmp_path, 12)
     trainer.train(until=2)
-    with workers(tmp_path, "lock", 1) as (worker,):
-        tell(worker)
+    with workers(1, (tmp_path, "lock")) as (worker,):
+        begin([worker])
         assert worker.stdout.readline() == "has it\n"
     with pytest.raises(ValueError, match=rf"taken by process {worker.pid} on .* meanwhile"):
         trainer.train()

@@ -1,0 +1,121 @@
+"""A first answer: the house rules, drift, and the unit tests of what `git diff` touches.
+
+    python tools/quick.py          what is not committed yet, new files included
+    python tools/quick.py main     and all that this branch has changed since it left main
+
+A file is tested by its own test, as minillm/nn/rope.py is by tests/nn/test_rope.py; one that has
+none, by the tests that name it, or by those of the files that do. The cells of a page are not run.
+After 90 seconds no further test is begun, and the summary says how many were left out.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path, PurePosixPath
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+ALWAYS = ["tests/test_notebooks.py::test_package_equals_notebooks", "tests/test_house.py"]
+BY_ITS_NAME = "minillm/models/families"  # what a string calls up, no test names
+ITS_TESTS = ["tests/test_model.py", "tests/pretrained/test_load.py"]
+SECONDS = 90
+
+
+def changed(root: Path, base: str = "HEAD") -> list[str]:
+    """Files, from the root, that are new or differ from the commit `base`; of a branch, from the
+    commit at which it was left.
+
+    Raises: ValueError if git does not know `base`.
+    """
+
+    def git(*words: str) -> list[str]:
+        done = subprocess.run(["git", *words], cwd=root, capture_output=True, text=True)
+        if done.returncode:
+            raise ValueError(f"git {' '.join(words)}: {done.stderr.strip()}")
+        return done.stdout.splitlines()
+
+    (left,) = git("merge-base", base, "HEAD")
+    new = git("ls-files", "--others", "--exclude-standard")
+    return sorted({*git("diff", "--name-only", "--no-renames", left), *new})
+
+
+def naming(root: Path, folder: str, name: str) -> list[str]:
+    """Files in a folder that import a module, or name it: `minillm.nn.rope`."""
+    inside, _, last = name.replace(".", r"\.").rpartition(r"\.")
+    named = rf"\b{inside}\.{last}\b|from {inside} import .*\b{last}\b"
+    pattern = named if inside else rf"\b(import|from) {name}\b"
+    files = sorted((root / folder).rglob("*.py"))
+    found = [file for file in files if re.search(pattern, file.read_text(encoding="utf-8"))]
+    return [file.relative_to(root).as_posix() for file in found]
+
+
+def of_exercises(root: Path, module: str) -> list[str]:
+    """The tests of a file of graders: `rope` is page 05's, `flash_attention` its own page's."""
+    text = (root / "minillm/exercises/__init__.py").read_text(encoding="utf-8")
+    number = re.search(rf'"(\d\d)": "{module}"', text)
+    own = (root / "tests/exercises").glob(
+        f"test_exercises_{number[1] if number else f'*_{module}'}.py"
+    )
+    files = [file.relative_to(root).as_posix() for file in own]
+    return [*files, "tests/exercises/test_exercises.py", "tests/exercises/test_frozen.py"]
+
+
+def tests_of(root: Path, file: str, seen: tuple[str, ...] = ()) -> list[str]:
+    """The files of tests that a change of `file` asks for; none for what no unit test knows."""
+    path = PurePosixPath(file)
+    room, name = path.parts[0], path.stem
+    if room == "notebooks" or path.suffix == ".md":
+        pages = ["tests/test_notebooks.py", "tests/test_links.py"]
+        return pages + ["tests/test_solutions.py"] * ("solutions" in path.parts)
+    if path.suffix != ".py" or file in seen:
+        return []
+    if file.startswith("tests/exercises/frozen/"):
+        return ["tests/exercises/test_frozen.py"]
+    if file.startswith("minillm/exercises/"):
+        return of_exercises(root, name)
+    if name in ("__init__", "__main__"):
+        return ["tests/test_package.py"]
+    if file.startswith(BY_ITS_NAME):
+        return ITS_TESTS
+    own = file
+    if room != "tests":
+        own = "/".join(["tests", *path.parts[1:-1], f"test_{name}.py"])
+    if own.rpartition("/")[2].startswith("test_") and (root / own).is_file():
+        return [own]
+    dotted = name if room == "tests" else ".".join(path.with_suffix("").parts)
+    named = [t for t in naming(root, "tests", dotted) if "/test_" in t]
+    if named or room != "minillm":
+        return named
+    users = naming(root, "minillm", dotted)
+    return sorted({test for user in users for test in tests_of(root, user, (*seen, file))})
+
+
+class Limit:
+    """Of pytest's tests, those that would begin after so many seconds are left out."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds, self.start = seconds, time.monotonic()
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_setup(self) -> None:
+        if time.monotonic() - self.start > self.seconds:
+            pytest.skip(f"{self.seconds} seconds are over; `make test` runs them all")
+
+
+def main(words: list[str], root: Path = ROOT, seconds: float = SECONDS) -> int:
+    limit = Limit(seconds)
+    tests = dict.fromkeys(ALWAYS)
+    for file in changed(root, *words):
+        found = [test for test in tests_of(root, file) if (root / test).is_file()]
+        print(f"{file}: {', '.join(found) or 'no unit test'}")
+        tests |= dict.fromkeys(found)
+    options = ["-q", "-rs", "-m", "not real and not browser", f"--rootdir={root}"]
+    return pytest.main([*options, *(str(root / test) for test in tests)], plugins=[limit])
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
