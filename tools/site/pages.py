@@ -123,16 +123,22 @@ MOVING = {  # notebook: what to find in the cell with the static picture, the fi
 
 
 def relinked(text: str, path: Path) -> str:
-    """A document's text in which links to Python files lead to the pages that show them."""
+    """A document's text in which links to files of the repository lead to what the site has of them."""
 
     def page_of(match: re.Match[str]) -> str:
         target = (path.parent / match[1]).resolve()
         if not target.is_file() or not target.is_relative_to(ROOT):
             return match[0]
-        api.lay_module(ROOT, SOURCE, target)
-        return f"]({match[1][:-3]}.md)"
+        if target.suffix == ".py":
+            api.lay_module(ROOT, SOURCE, target)
+            return f"]({match[1][:-3]}.md)"
+        if target.suffix not in (".md", ".ipynb", ".png"):  # a file to be had as it is
+            copy = SOURCE / target.relative_to(ROOT)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(target, copy)
+        return match[0]
 
-    return re.sub(r"\]\((?!\w+:)([^()\s#]+\.py)\)", page_of, text)
+    return re.sub(r"\]\((?!\w+:)([^()\s#]+)\)", page_of, text)
 
 
 def add_figure(name: str, notebook: dict[str, Any]) -> None:
@@ -269,11 +275,12 @@ def lay_out() -> None:
     size = lay_static()
     spine = [f"notebooks/{name}" for name in shelves[""]]
     spine.sort(key=lambda name: not name.endswith("tour"))  # the tour first
+    documents = sorted(path.stem for path in ROOT.glob("*.md") if path.stem != "README")
     trees = [
         toctree(spine, "The course"),
         toctree([f"notebooks/{shelf}/index" for shelf in SHELVES], "Further shelves"),
         toctree(["notebooks/GLOSSARY", "benchmarks/RESULTS", "benchmarks/HISTORY"], "Look up"),
-        toctree(["Install and use <README>", "CONTRIBUTING", *rooms], "The package"),
+        toctree(["Install and use <README>", *documents, *rooms], "The package"),
     ]
     story = json.loads((LIVE / "story.json").read_text(encoding="utf-8"))
     text = front.page(ROOT, story, size)
