@@ -1,13 +1,15 @@
-"""The two modes of a model: dropout is for training, and is off while the model is used.
+"""Modes for a while: a model's eval mode, in which dropout is off, and no autocast.
 
 Written by hand.
 """
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
-__all__ = ["EvalMode"]
+__all__ = ["EvalMode", "without_autocast"]
 
 
 class EvalMode:
@@ -30,3 +32,8 @@ class EvalMode:
     def __exit__(self, *error: object) -> None:
         for part in self.training:
             part.training = True
+
+
+def without_autocast(x: Tensor) -> AbstractContextManager[Any]:
+    """Outside of autocast, for what must not be rounded: a state's sums, a router's logits."""
+    return nullcontext() if x.is_meta else torch.autocast(x.device.type, enabled=False)

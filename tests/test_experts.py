@@ -19,8 +19,9 @@ from minillm.cache.kinds import CACHE_KINDS
 from minillm.config import ModelConfig
 from minillm.generation.decoding import generate
 from minillm.model import CausalLM
-from minillm.nn.moe import RouterBalance, expert_load
+from minillm.nn.moe import expert_load
 from minillm.pretrained.load import from_pretrained, save_pretrained
+from minillm.training.balance import RouterBalance
 from minillm.training.data import WindowBatches, pad_rows
 from minillm.training.run import Run
 from minillm.training.trainer import TrainConfig, Trainer

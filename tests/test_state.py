@@ -14,7 +14,7 @@ from minillm.config import ModelConfig
 from minillm.generation.decoding import generate
 from minillm.generation.speculative import speculative_generate
 from minillm.model import CausalLM
-from minillm.nn.mamba import StateSizes
+from minillm.nn.mamba_parts import StateSizes
 from minillm.pretrained.load import from_pretrained, save_pretrained
 from minillm.pretrained.weights import read_weights
 from minillm.training.data import WindowBatches

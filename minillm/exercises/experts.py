@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from statistics import median
 from typing import Any
 
 import torch
@@ -37,6 +38,41 @@ def _loss_at(answer: Any) -> str | None:
     return check_numbers(answer, LOSS_AT, HINTS)
 
 
+def _moved(
+    bias: list[float],
+    load: list[float],
+    rate: float,
+    *,
+    sign: float = 1.0,
+    proportional: bool = False,
+    kept: bool = True,
+    middle: str = "mean",
+    at_mean: float = 0.0,
+) -> list[float]:
+    """The bias after a step, with a mistake."""
+    centre = {"mean": sum(load) / len(load), "median": median(load), "largest": max(load)}[middle]
+    found = []
+    for old, n in zip(bias, load, strict=True):
+        away = centre - n
+        step = away if proportional else math.copysign(1.0, away) if away else at_mean
+        found.append((old if kept else 0.0) + sign * rate * step)
+    return found
+
+
+# mistakes with a step of the bias, and what is said about each
+_STEPS: dict[str, dict[str, Any]] = {
+    "the wrong direction: the expert with most tokens gets still more": {"sign": -1.0},
+    "the step should not grow with the difference, only its sign counts": {"proportional": True},
+    "these are the steps; the old bias is missing": {"kept": False},
+    "compare each load with the mean of all, not with the middle one": {"middle": "median"},
+    "compare each load with the mean of all, not with the largest": {"middle": "largest"},
+    "an expert with exactly the mean load stays where it is, it does not go up": {"at_mean": 1.0},
+    "an expert with exactly the mean load stays where it is, it does not go down": {
+        "at_mean": -1.0
+    },
+}
+
+
 @exercise(
     "11.2",
     "which experts should be chosen more often from now on, those with many tokens or with few?",
@@ -49,9 +85,6 @@ def _bias_step(answer: Callable[[list[float], list[float], float], Any]) -> str 
         ([0.1, 0.2, 0.3, 0.4], [1.0, 2.0, 3.0, 10.0], 0.01),
     ]
     for bias, load, rate in cases:
-        mean = sum(load) / len(load)
-        steps = [math.copysign(rate, mean - n) if n != mean else 0.0 for n in load]
-        wanted = [b + s for b, s in zip(bias, steps, strict=True)]
         given = list(bias)
         got = answer(given, list(load), rate)
         case = f"bias {bias}, load {load}, rate {rate}"
@@ -59,15 +92,17 @@ def _bias_step(answer: Callable[[list[float], list[float], float], Any]) -> str 
             return f"{case}: the old list was changed; return a new one"
         if not isinstance(got, Sequence) or len(got) != len(bias):
             return f"{case}: return a list of {len(bias)} numbers"
+        wanted = _moved(bias, load, rate)
         if _close(got, wanted):
             continue
-        if _close(got, [b - s for b, s in zip(bias, steps, strict=True)]):
-            return f"{case}: the wrong direction: the expert with most tokens gets still more"
-        if _close(got, [b + rate * (mean - n) for b, n in zip(bias, load, strict=True)]):
-            return f"{case}: the step should not grow with the difference, only its sign counts"
-        if _close(got, steps):
-            return f"{case}: these are the steps; the old bias is missing"
-        return f"{case}: got {list(got)}, not {wanted}"
+        for message, mistake in _STEPS.items():
+            if _close(got, _moved(bias, load, rate, **mistake)):
+                return f"{case}: {message}"
+        e = next(
+            e for e, (a, b) in enumerate(zip(got, wanted, strict=True)) if not _close([a], [b])
+        )
+        few = "fewer" if load[e] < sum(load) / len(load) else "no fewer"
+        return f"{case}: expert {e} has {few} tokens than the mean, and went to {got[e]}"
     return None
 
 
@@ -75,13 +110,54 @@ def _close(got: Sequence[Any], wanted: Sequence[float]) -> bool:
     return all(abs(float(a) - b) < 1e-9 for a, b in zip(got, wanted, strict=True))
 
 
-def _active(config: Any) -> int:
+def _parameters(config: Any) -> int:
+    """Of the whole model, with all experts."""
     with torch.device("meta"):
-        total = CausalLM(config).num_parameters()
-    unused = config.num_experts - config.num_experts_per_tok
-    return total - config.num_hidden_layers * unused * 3 * config.hidden_size * (
-        config.intermediate_size
-    )
+        return CausalLM(config).num_parameters()
+
+
+def _expert(c: Any) -> int:
+    return 3 * c.hidden_size * c.intermediate_size
+
+
+def _active(c: Any) -> int:
+    unused = c.num_experts - c.num_experts_per_tok
+    return _parameters(c) - c.num_hidden_layers * unused * _expert(c)
+
+
+# what may be miscounted in a model: how many parameters too many or too few, and what is said
+_MISCOUNTED: dict[str, Callable[[Any], float]] = {
+    "this is the whole model, with all experts": lambda c: _parameters(c) - _active(c),
+    "attention, embedding and head are not shared out among experts": lambda c: (
+        _parameters(c) * c.num_experts_per_tok / c.num_experts - _active(c)
+    ),
+    "an expert has a gate, an up and a down matrix": lambda c: (
+        -c.num_hidden_layers * c.num_experts_per_tok * c.hidden_size * c.intermediate_size
+    ),
+    "each layer has a router too": lambda c: -c.num_hidden_layers * c.num_experts * c.hidden_size,
+    "a router has a row for each expert, chosen or not": lambda c: (
+        -c.num_hidden_layers * (c.num_experts - c.num_experts_per_tok) * c.hidden_size
+    ),
+    "a token uses `num_experts_per_tok` experts, not one": lambda c: (
+        -c.num_hidden_layers * (c.num_experts_per_tok - 1) * _expert(c)
+    ),
+    "head and embedding are two matrices unless `tie_word_embeddings`": lambda c: (
+        (1 if c.tie_word_embeddings else -1) * c.vocab_size * c.hidden_size
+    ),
+    "there are two norms in each layer and one at the end": lambda c: (
+        -(2 * c.num_hidden_layers + 1) * c.hidden_size
+    ),
+    "there is a norm after the last layer, too": lambda c: -c.hidden_size,
+    "keys and values have `num_key_value_heads` heads, not `num_attention_heads`": lambda c: (
+        2 * c.num_hidden_layers * c.hidden_size * c.head_dim
+        * (c.num_attention_heads - c.num_key_value_heads)
+    ),
+    "heads are as wide as `head_dim` says, where it says it": lambda c: (
+        (c.hidden_size // c.num_attention_heads - c.head_dim)
+        * 2 * c.num_hidden_layers * c.hidden_size
+        * (c.num_attention_heads + c.num_key_value_heads)
+    ),
+}  # fmt: skip
 
 
 @exercise(
@@ -99,10 +175,9 @@ def _active_parameters(answer: Callable[[dict[str, Any]], Any]) -> str | None:
     ]
     configs: list[Any] = [ModelConfig.preset("mixtral-8x7b")]
     configs += [ModelConfig(**{**sizes, **change}) for change in changes]
-    for config in configs:
-        c, wanted = config, _active(config)
-        file = config.to_dict()
-        if config.head_dim * config.num_attention_heads == config.hidden_size:
+    for c in configs:
+        wanted, file = _active(c), c.to_dict()
+        if c.head_dim * c.num_attention_heads == c.hidden_size:
             del file["head_dim"]  # as in the published files
         got = answer(file)
         case = f"C = {c.hidden_size}, {c.num_experts_per_tok} of {c.num_experts} experts"
@@ -110,17 +185,9 @@ def _active_parameters(answer: Callable[[dict[str, Any]], Any]) -> str | None:
             return f"{case}: return a number, not {got!r}"
         if got == wanted:
             continue
-        with torch.device("meta"):
-            total = CausalLM(config).num_parameters()
-        C, F, L = c.hidden_size, c.intermediate_size, c.num_hidden_layers
-        share = c.num_experts_per_tok / c.num_experts
-        if got == total and got != wanted:
-            return f"{case}: this is the whole model, with all experts"
-        if abs(got - total * share) < 1:
-            return f"{case}: attention, embedding and head are not shared out among experts"
-        if abs(got - wanted) == L * c.num_experts_per_tok * C * F:
-            return f"{case}: an expert has a gate, an up and a down matrix"
-        if abs(got - wanted) == L * c.num_experts * C:
-            return f"{case}: each layer has a router too"
-        return f"{case}: {got:,} is not {wanted:,}, off by {got - wanted:,}"
+        for message, off in _MISCOUNTED.items():
+            if off(c) and abs(got - wanted - off(c)) < 1:
+                return f"{case}: {message}"
+        each = f"{abs(got - wanted) / c.num_hidden_layers:,.0f} a layer"
+        return f"{case}: {'more' if got > wanted else 'fewer'} than take part, by {each}"
     return None

@@ -1,4 +1,4 @@
-"""Graders of 12: the matrix form by hand, bytes of a memory, a copier, a step that forgets."""
+"""Graders of 12: the matrix by hand, bytes of a memory, a wire that halves, what is in reach."""
 
 from __future__ import annotations
 
@@ -10,21 +10,10 @@ from typing import Any
 import torch
 
 from minillm.config import ModelConfig
-from minillm.exercises import exercise
+from minillm.exercises import check_numbers, exercise
 from minillm.model import CausalLM
 
 Rows = list[list[float]]
-
-
-# mistakes with the weights, and what is said about each
-_MISTAKES: dict[str, dict[str, Any]] = {
-    "output t reads inputs after t: those weights are 0": {"future": True},
-    "each input enters with the weight of its own step": {"steps": "none"},
-    "the step is the input's, not the output's": {"steps": "output"},
-    "an input fades on its way to the output: that factor is missing": {"fades_from": None},
-    "an input does not fade at its own position, only after it": {"fades_from": 0},
-    "who asks is the output: its C meets the input's B": {"turned": True},
-}
 
 
 def _weights(
@@ -44,11 +33,22 @@ def _weights(
         for s in range(len(dt)):
             c, b = (C[s], B[t]) if turned else (C[t], B[s])
             fits = sum(x * y for x, y in zip(c, b, strict=True))
-            left = 1.0 if fades_from is None else math.exp(sum(a[s + fades_from : t + 1]))
             step = {"input": dt[s], "output": dt[t], "none": 1.0}[steps]
+            left = 1.0 if fades_from is None else math.exp(sum(a[s + fades_from : t + 1]))
             row.append(fits * left * step if future or s <= t else 0.0)
         rows.append(row)
     return rows
+
+
+# mistakes with the weights, and what is said about each
+_MISTAKES: dict[str, dict[str, Any]] = {
+    "output t reads inputs after t: those weights are 0": {"future": True},
+    "each input enters with the weight of its own step": {"steps": "none"},
+    "the step is the input's, not the output's": {"steps": "output"},
+    "an input fades on its way to the output: that factor is missing": {"fades_from": None},
+    "an input does not fade at its own position, only after it": {"fades_from": 0},
+    "who asks is the output: its C meets the input's B": {"turned": True},
+}
 
 
 def _is_sized(x: Any, size: int) -> bool:
@@ -81,13 +81,18 @@ def _weights_of(answer: Callable[[list[float], list[float], Rows, Rows], Any]) -
             if _same(got, _weights(dt, a, B, C, **mistake)):
                 return f"{case}: {message}"
         return f"{case}: row {T - 1} is {list(got[T - 1])}, and the recurrence says otherwise"
-    dt, a, B = [1.0] * 4, [-400.0, -400.0, -0.5, -0.5], [[1.0]] * 4
-    try:
-        fits = _same(answer(list(dt), list(a), list(B), list(B)), _weights(dt, a, B, B))
-    except (ZeroDivisionError, OverflowError):
-        fits = False
-    if not fits:
-        return f"a = {a}: exp({sum(a):.0f}) is 0, and no quotient brings back what was after it"
+    # one large step far back: too large for a quotient, and for a difference of two long sums
+    for large, said in (
+        (-400.0, "exp(-800) is 0, and no quotient brings back what was after it"),
+        (-1e17, "the difference of two long sums has lost what the short one between them holds"),
+    ):
+        dt, a, B = [1.0] * 4, [large, large, -0.5, -0.5], [[1.0]] * 4
+        try:
+            fits = _same(answer(list(dt), list(a), list(B), list(B)), _weights(dt, a, B, B))
+        except (ZeroDivisionError, OverflowError):
+            fits = False
+        if not fits:
+            return f"a = {a}: {said}"
     return None
 
 
@@ -99,6 +104,55 @@ def _memory(config: Any, length: int) -> int:
     return cache.nbytes
 
 
+def _count(
+    c: Any,
+    length: int,
+    *,
+    window: int = -1,
+    channels: str = "all",
+    states: bool = True,
+    head_dim: int | None = None,
+    kv_heads: int | None = None,
+    kinds: int = 2,
+    each: int = 4,
+    attending: bool = True,
+) -> int:
+    """Bytes of a cache, with a mistake."""
+    s, total = c.state, 0
+    E, N = s.expand * c.hidden_size, s.state_size
+    width = E + {"all": 2 * s.n_groups * N, "one group": 2 * N, "x": 0}[channels]
+    for i in range(c.num_hidden_layers):
+        if c.has_state(i):
+            total += (s.conv_kernel + window) * width + (E * N if states else 0)
+        elif attending:
+            D, G = head_dim or c.head_dim, kv_heads or c.num_key_value_heads
+            total += kinds * G * D * length
+    return each * total
+
+
+# mistakes with the bytes, and what is said about each
+_MISCOUNTED: dict[str, Callable[[Any, int], int]] = {
+    "these are numbers, each of which takes 4 bytes": lambda c, n: _count(c, n, each=1),
+    "each number takes 4 bytes in float32, not 2": lambda c, n: _count(c, n, each=2),
+    "the newest input is in the state already: W - 1 are kept": lambda c, n: _count(c, n, window=0),
+    "the convolution's window is missing": lambda c, n: _count(c, n, window=-c.state.conv_kernel),
+    "B and C go through the convolution too": lambda c, n: _count(c, n, channels="x"),
+    "the window is counted, the state is missing": lambda c, n: _count(c, n, states=False),
+    "each of the groups has a B and a C of its own": lambda c, n: _count(
+        c, n, channels="one group"
+    ),
+    "a layer that attends keeps keys and values, too": lambda c, n: _count(c, n, attending=False),
+    "keys are counted, values not": lambda c, n: _count(c, n, kinds=1),
+    "keys grow with each token: their length is missing": lambda c, n: _count(c, 1),
+    "heads of attention are as wide as `config.head_dim` says": lambda c, n: _count(
+        c, n, head_dim=c.num_attention_heads and c.hidden_size // c.num_attention_heads
+    ),
+    "query heads share keys: count `num_key_value_heads`": lambda c, n: _count(
+        c, n, kv_heads=c.num_attention_heads
+    ),
+}
+
+
 @exercise(
     "12.2",
     "what does the convolution look back on, how large is a head's state, what grows by token?",
@@ -107,26 +161,24 @@ def _memory(config: Any, length: int) -> int:
 def _memory_bytes(answer: Callable[[ModelConfig, int], Any]) -> str | None:
     sizes: dict[str, Any] = {"vocab_size": 11, "hidden_size": 16}
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 24}
+    grouped = {"num_heads": 2, "n_groups": 2, "state_size": 5, "conv_kernel": 3}
+    mamba: dict[str, Any] = {"model_type": "mamba2"}
+    bamba: dict[str, Any] = {"model_type": "bamba", **heads}
     kinds: list[dict[str, Any]] = [
-        {"model_type": "mamba2", "num_hidden_layers": 1, "state": {"num_heads": 4}},
+        {**mamba, "num_hidden_layers": 1, "state": {"num_heads": 4}},
+        {**mamba, "num_hidden_layers": 3, "state": grouped},
         {
-            "model_type": "mamba2",
-            "num_hidden_layers": 3,
-            "state": {"num_heads": 2, "n_groups": 2, "state_size": 5, "conv_kernel": 3},
-        },
-        {
-            "model_type": "bamba",
+            **bamba,
             "num_hidden_layers": 3,
             "attn_layer_indices": (1,),
             "state": {"num_heads": 3, "expand": 3, "state_size": 7},
-            **heads,
         },
         {
-            "model_type": "bamba",
+            **bamba,
             "num_hidden_layers": 2,
             "attn_layer_indices": (0, 1),
+            "head_dim": 6,
             "state": {"num_heads": 2},
-            **heads,
         },
     ]
     for kind in kinds:
@@ -137,35 +189,22 @@ def _memory_bytes(answer: Callable[[ModelConfig, int], Any]) -> str | None:
             case = f"{config.model_type}, {layers}, state {kind['state']}, {length} tokens"
             if not hasattr(got, "__float__"):
                 return f"{case}: return a number, not {got!r}"
-            got = float(got)
-            if got == wanted:
+            if float(got) == wanted:
                 continue
-            s = config.state
-            width = s.expand * config.hidden_size + 2 * s.n_groups * s.state_size
-            count = sum(map(config.has_state, range(config.num_hidden_layers)))
-            if got * 4 == wanted:
-                return f"{case}: these are numbers, each of which takes 4 bytes"
-            if got - wanted == 4 * count * width:
-                return f"{case}: the newest input is in the state already: W - 1 are kept"
-            if wanted - got == 4 * count * (s.conv_kernel - 1) * width:
-                return f"{case}: the convolution's window is missing"
-            if wanted - got == 4 * count * (s.conv_kernel - 1) * 2 * s.n_groups * s.state_size:
-                return f"{case}: B and C go through the convolution too"
-            if wanted - got == 4 * count * s.expand * config.hidden_size * s.state_size:
-                return f"{case}: the window is counted, the state is missing"
-            others = (s.n_groups - 1) * s.state_size
-            if wanted - got == 4 * count * (s.conv_kernel - 1) * 2 * others:
-                return f"{case}: each of the groups has a B and a C of its own"
-            return f"{case}: {got:,.0f} is not {wanted:,}"
+            for message, mistake in _MISCOUNTED.items():
+                if mistake(config, length) == float(got):
+                    return f"{case}: {message}"
+            more = "more" if float(got) > wanted else "fewer"
+            return f"{case}: {got:,} bytes, {abs(got - wanted):,} {more} than the cache holds"
     return None
 
 
 @exercise(
     "12.3",
-    "which step leaves the state alone, and how far must the old input fade in one marked step?",
-    "with steps from the input a state can choose what it keeps, and for how long",
+    "how much of an input does a very small step let in, and what must A be for it to halve?",
+    "a small step at a large rate fades and writes nothing: what fades and what enters are apart",
 )
-def _copier(answer: Callable[[list[int]], Any]) -> str | None:
+def _halver(answer: Callable[[list[int]], Any]) -> str | None:
     rng = random.Random(0)
     rows = [[1, 0, 0, 1, 0], [0, 0, 1, 0], [1, 1, 1], [0, 0], [1, *[0] * 60, 1]]
     rows.append([int(rng.random() < 0.3) for _ in range(40)])
@@ -185,27 +224,39 @@ def _copier(answer: Callable[[list[int]], Any]) -> str | None:
         for t, (mark, step) in enumerate(zip(marks, steps, strict=True)):
             x = rng.uniform(-10, 10)
             h = math.exp(float(step) * float(A)) * h + float(step) * x
-            kept = x if mark else kept
-            if abs(h - kept) > 1e-3:
-                if not mark and step > 0:
-                    return f"{case}: position {t} is not marked, and its input came in"
-                if mark and abs(step - 1) > 1e-4:
+            kept = x if mark else kept / 2
+            if abs(h - kept) > 1e-2:
+                if mark and abs(step - 1) > 1e-3:
                     return f"{case}: position {t} enters with the weight {step}, not with 1"
-                return f"{case}: at position {t} the older input is still there: h = {h:.3f}"
+                if mark:
+                    return f"{case}: at position {t} the older input is still there: h = {h:.3f}"
+                if step > 1e-3:
+                    return f"{case}: position {t} is not marked, and its input came in"
+                left = math.exp(float(step) * float(A))
+                return f"{case}: at position {t} a share of {left:.3f} is left of before, not 0.5"
     return None
+
+
+REACH = {
+    "one layer, convolution over 4, state removed": 4,
+    "three such layers": 10,
+    "three layers, convolution over 1, state removed": 1,
+    "64 layers, convolution over 4, state removed": 193,
+    "one layer with its state, no convolution, at the 100th token": 100,
+}
+REACH_HINTS = {
+    "one layer, convolution over 4, state removed": "count the position itself too",
+    "three such layers": "what a layer reads has itself read further back: how much further?",
+    "three layers, convolution over 1, state removed": "nothing brings anything from elsewhere",
+    "64 layers, convolution over 4, state removed": "each layer adds as many as the one before",
+    "one layer with its state, no convolution, at the 100th token": "what does the state sum up?",
+}
 
 
 @exercise(
     "12.4",
-    "which line throws something away that the next step needs?",
-    "the memory has two parts, and a step hands on both",
+    "from how many tokens, its own included, can an output of the last layer know anything?",
+    "layers of short convolutions reach back by steps; a state reaches the beginning at once",
 )
-def _forgetful_line(answer: Any) -> str | None:
-    answer = answer() if callable(answer) else answer
-    if isinstance(answer, bool) or not isinstance(answer, int) or not 1 <= answer <= 5:
-        return f"answer with the number of a line, 1 to 5, not {answer!r}"
-    if answer == 3:
-        return None
-    if answer == 5:
-        return "line 5 keeps what it is given; what is it given as the window?"
-    return f"line {answer} is as it should be: follow what becomes of the window"
+def _reach(answer: Any) -> str | None:
+    return check_numbers(answer, REACH, REACH_HINTS)

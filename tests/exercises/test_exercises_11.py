@@ -38,6 +38,12 @@ def two_sides(bias, load, rate):
     return [b + (rate if n <= mean else -rate) for b, n in zip(bias, load, strict=True)]
 
 
+def from_the_middle(bias, load, rate):
+    middle = sorted(load)[len(load) // 2]
+    middle = (middle + sorted(load)[(len(load) - 1) // 2]) / 2
+    return [b + rate * ((n < middle) - (n > middle)) for b, n in zip(bias, load, strict=True)]
+
+
 def active(c, *, experts=None, matrices=3, router=True, tied=True, head_dim=None):
     H, G, C = c["num_attention_heads"], c["num_key_value_heads"], c["hidden_size"]
     F, L, V = c["intermediate_size"], c["num_hidden_layers"], c["vocab_size"]
@@ -60,7 +66,9 @@ WRONG = [
     ("11.2", proportional, "only its sign"),
     ("11.2", in_place, "the old list was changed"),
     ("11.2", steps_only, "the old bias is missing"),
-    ("11.2", two_sides, "got [0.5"),
+    ("11.2", two_sides, "stays where it is, it does not go up"),
+    ("11.2", from_the_middle, "not with the middle one"),
+    ("11.2", lambda bias, load, rate: list(bias), "expert 0 has no fewer tokens than the mean"),
     ("11.2", lambda bias, load, rate: bias[:-1], "return a list of 3"),
     ("11.3", lambda c: active(c, experts=c["num_local_experts"]), "the whole model"),
     (
@@ -74,11 +82,19 @@ WRONG = [
     ),
     ("11.3", lambda c: active(c, matrices=2), "a gate, an up and a down"),
     ("11.3", lambda c: active(c, router=False), "a router too"),
-    ("11.3", lambda c: active(c, tied=False), "off by 2,424"),
+    ("11.3", lambda c: active(c, tied=False), "unless `tie_word_embeddings`"),
     (
         "11.3",
         lambda c: active(c, head_dim=c["hidden_size"] // c["num_attention_heads"]),
-        "C = 24, 1 of 5 experts",
+        "heads are as wide as `head_dim` says",
     ),
+    ("11.3", lambda c: active(c, experts=1), "not one"),
+    ("11.3", lambda c: active(c) - c["hidden_size"], "a norm after the last layer"),
+    (
+        "11.3",
+        lambda c: active({**c, "num_key_value_heads": c["num_attention_heads"]}),
+        "have `num_key_value_heads` heads",
+    ),
+    ("11.3", lambda c: active(c) + 64, "more than take part"),
     ("11.3", lambda c: "12.9 billion", "return a number"),
 ]

@@ -12,21 +12,20 @@ from transformers.models.mamba.modeling_mamba import MambaBlock
 from transformers.models.mamba2.modeling_mamba2 import mamba2_chunk_scan, segment_sum
 
 from minillm.cache.base import KVCache
+from minillm.cache.state import StateLayer
+from minillm.models.families.state import MambaLayer
 from minillm.nn.layers import RMSNorm
 from minillm.nn.mamba import (
     GatedRMSNorm,
     Mamba2Mixer,
-    MambaLayer,
-    MambaMixer,
-    StateLayer,
-    StateSizes,
     causal_conv,
     segment_decay,
-    selective_scan,
     ssm_chunked,
     ssm_quadratic,
     ssm_recurrent,
 )
+from minillm.nn.mamba_parts import StateSizes
+from minillm.nn.selective_scan import MambaMixer, selective_scan
 
 transformers.logging.set_verbosity_error()
 
@@ -347,7 +346,7 @@ def test_mixers_refuse_what_they_cannot_compute():
         Mamba2Mixer(16, StateSizes(num_heads=5))
     with pytest.raises(ValueError, match="num_heads None, 32 channels"):
         Mamba2Mixer(16, StateSizes())
-    with pytest.raises(ValueError, match="unknown activation 'step'"):
+    with pytest.raises(ValueError, match="activation 'step' is unknown"):
         MambaMixer(16, StateSizes(), activation="step")
     m, x = mixer("mamba")
     with pytest.raises(ValueError, match=r"x has shape \(3, 11, 15\), expected \(B, T, 16\)"):

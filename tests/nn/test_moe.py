@@ -15,10 +15,10 @@ from transformers.models.mixtral.modeling_mixtral import (
 )
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeSparseMoeBlock
 
+from minillm.nn.grouped import GroupedLinear, every_expert
 from minillm.nn.layers import GatedMLP
 from minillm.nn.moe import (
     Experts,
-    GroupedLinear,
     SparseMoeBlock,
     TopKRouter,
     expert_load,
@@ -133,7 +133,7 @@ def test_all_experts_on_all_tokens_give_the_same(name):
     _, weights, indices = ours.gate(x)
     grouped, every = (
         ours.experts(x, indices, weights),
-        ours.experts.compute_all(x, indices, weights),
+        every_expert(x, indices, weights, *ours.experts.parameters(), ours.experts.activation),
     )
     torch.testing.assert_close(grouped, every, atol=1e-6, rtol=1e-5)
 
@@ -289,10 +289,10 @@ def test_the_bias_selects_and_does_not_weigh():
         (lambda: TopKRouter(8, 8, 2, n_group=2, topk_group=3), "topk_group 3 of n_group 2"),
         (lambda: TopKRouter(8, 8, 2, n_group=8, topk_group=4), "n_group 8 of 8 experts"),
         (lambda: TopKRouter(8, 8, 5, n_group=4, topk_group=2), "5: topk_group 2 .* hold 4 experts"),
-        (lambda: TopKRouter(8, 8, 2, scoring="tanh"), "unknown scoring 'tanh'"),
-        (lambda: Experts(8, 6, 0), "num_experts of at least 1, not 0"),
-        (lambda: Experts(8, 0, 4), "intermediate_size of at least 1, not 0"),
-        (lambda: Experts(8, 6, 2, activation="tanh"), "unknown activation 'tanh'"),
+        (lambda: TopKRouter(8, 8, 2, scoring="tanh"), "scoring 'tanh' is unknown"),
+        (lambda: Experts(8, 6, 0), "num_experts must be at least 1, not 0"),
+        (lambda: Experts(8, 0, 4), "intermediate_size must be at least 1, not 0"),
+        (lambda: Experts(8, 6, 2, activation="tanh"), "activation 'tanh' is unknown"),
         (lambda: SparseMoeBlock(8, 6, 2, 3), "num_experts_per_tok 3 of num_experts 2"),
         (lambda: load_balancing_loss(torch.zeros(4, 2), 3), "num_experts_per_tok 3 of"),
         (lambda: load_balancing_loss(torch.zeros(4, 2), 1, mask=torch.ones(3)), r"\(3,\) for 4"),

@@ -17,9 +17,10 @@ from minillm.model import llama_mlp
 from minillm.models.families.experts import SparseConfig
 from minillm.nn.layers import RMSNorm
 from minillm.nn.mla import MultiHeadLatentAttention
-from minillm.nn.moe import SparseMoeBlock, check_experts
+from minillm.nn.moe import SparseMoeBlock
 from minillm.nn.rope import RotaryEmbedding
 from minillm.nn.rope_scaling import yarn_mscale
+from minillm.nn.routing import check_experts
 
 __all__ = ["DEEPSEEK_V3", "DeepseekV3Config", "attention"]
 

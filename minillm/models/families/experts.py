@@ -15,7 +15,8 @@ from minillm.config import UNSET, ModelConfig
 from minillm.family import Family, check_given
 from minillm.model import llama_attention, llama_mlp
 from minillm.models.families.qwen import write_window
-from minillm.nn.moe import SparseMoeBlock, check_experts
+from minillm.nn.moe import SparseMoeBlock
+from minillm.nn.routing import check_experts
 
 __all__ = ["MIXTRAL", "QWEN3_MOE", "MixtralConfig", "Qwen3MoeConfig", "SparseConfig"]
 

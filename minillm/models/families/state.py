@@ -4,7 +4,7 @@ Written by hand; beyond/12_state explains them.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from functools import partial
 from typing import Any, ClassVar, cast
@@ -12,14 +12,17 @@ from typing import Any, ClassVar, cast
 import torch
 from torch import Tensor, nn
 
-from minillm.cache.base import KVCache
+from minillm.cache.base import KVCache, make_cache
+from minillm.cache.state import StateLayer
 from minillm.checks import Kind, list_of, number, whole
 from minillm.config import ModelConfig
 from minillm.family import Family, check_shared
 from minillm.model import Decoder, llama_layer, make_part
-from minillm.nn.mamba import Mamba2Mixer, MambaLayer, MambaMixer, StateSizes, check_heads
+from minillm.nn.mamba import Mamba2Mixer
+from minillm.nn.mamba_parts import StateSizes, at_least_float32, check_heads
 from minillm.nn.rope import RotaryEmbedding
 from minillm.nn.rope_layouts import PartialRotation
+from minillm.nn.selective_scan import MambaMixer
 
 __all__ = [
     "BAMBA",
@@ -27,9 +30,11 @@ __all__ = [
     "MAMBA2",
     "BambaConfig",
     "MambaConfig",
+    "MambaLayer",
     "PartialRotary",
     "StateDecoder",
     "layer",
+    "make_state_cache",
 ]
 
 
@@ -37,7 +42,7 @@ __all__ = [
 class MambaConfig(ModelConfig):
     """Layers with a state and nothing else: Llama's keys but those of attention."""
 
-    state: Any = None  # a `StateSizes` of `minillm.nn.mamba`, or a table of its keys
+    state: Any = None  # a `StateSizes` of `nn.mamba_parts`, or a table of its keys
 
     positions: ClassVar[str] = "none"
     habits: ClassVar[Mapping[str, Any]] = {
@@ -125,6 +130,74 @@ class BambaConfig(Mamba2Config):
         if strange := [i for i in self.attn_layer_indices if i >= total]:
             raise ValueError(f"attn_layer_indices {strange}: there are {total} layers")
         ModelConfig.check(self)
+
+
+class MambaLayer(nn.Module):
+    """A mixer, then a feed-forward block if there is one, each on a normalised copy and added back.
+
+    It stands where a `DecoderLayer` may: `rope` and `is_causal` say the order to attention, and a
+    state knows it. With `residual_in_fp32` a 16-bit model adds up in float32.
+
+    Shape: x (B, T, C), mask (B, T) bool, False at padding -> (B, T, C)
+    """
+
+    def __init__(
+        self,
+        mixer: MambaMixer | Mamba2Mixer,
+        mlp: nn.Module | None = None,
+        *,
+        norm: Callable[[], nn.Module],
+        residual_in_fp32: bool = False,
+    ) -> None:
+        super().__init__()
+        self.residual_in_fp32 = residual_in_fp32
+        self.input_layernorm, self.mamba = norm(), mixer
+        self.post_attention_layernorm = None if mlp is None else norm()
+        self.mlp = mlp
+
+    def forward(
+        self,
+        x: Tensor,
+        *,
+        rope: Any = None,
+        mask: Tensor | None = None,
+        is_causal: bool = True,
+        cache: StateLayer | None = None,
+    ) -> Tensor:
+        if self.residual_in_fp32:
+            x = at_least_float32(x)[0]
+        x = x + self.mamba(self.input_layernorm(x), mask=mask, cache=cache)
+        if self.mlp is None or self.post_attention_layernorm is None:
+            return x
+        return x + self.mlp(self.post_attention_layernorm(x))
+
+    def make_cache(self, model: Any, kind: str, shape: Mapping[str, Any]) -> KVCache:
+        """A cache for a model with layers of this kind; see `make_state_cache`."""
+        return make_state_cache(model, kind, shape)
+
+    @property
+    def state_numbers(self) -> int:
+        """How many numbers the state has."""
+        return self.mamba.out_proj.in_features * self.mamba.state_size
+
+
+def make_state_cache(model: Any, kind: str, shape: Mapping[str, Any]) -> KVCache:
+    """A cache of that kind where a layer of the model attends, of fixed size where it has a state.
+
+    Raises: ValueError as `make_cache` does.
+    """
+    mixers = [getattr(layer, "mamba", None) for layer in model.model.layers]
+    count = mixers.count(None)
+    one = {"num_layers": 1, "num_kv_heads": 1, "key_dim": 1, "value_dim": 1}
+    checked = make_cache(kind, **{**shape, **({"num_layers": count} if count else one)})
+    keys = checked.layers if count else []  # a kind says how keys lie, and here there may be none
+    options = {key: shape[key] for key in ("max_length", "dtype", "device")}
+    return KVCache(
+        [
+            keys.pop(0) if mixer is None else mixer.make_cache(shape["batch_size"], **options)
+            for mixer in mixers
+        ]
+    )
 
 
 class StateDecoder(Decoder):
