@@ -13,7 +13,7 @@ endif
 .DEFAULT_GOAL := help
 
 help:            ## list the commands
-	@grep -E '^[a-z]+: .*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1\t/' | expand -t 10
+	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
 
 run: $(READY)    ## execute the last notebook on a copy under build/: train, measure, tell stories
 	@mkdir -p build
@@ -23,7 +23,7 @@ lab: $(READY)    ## open the course in JupyterLab
 	$(BIN)/jupyter lab notebooks
 
 test: $(READY)   ## all unit tests and every cell of every notebook
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not real"
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not real and not browser"
 
 quick: $(READY)  ## in 90 seconds: the house rules, drift, unit tests of what git diff touches
 	$(BIN)/python tools/quick.py
@@ -63,6 +63,30 @@ check: $(READY)  ## package equals notebooks; ruff and mypy are content
 
 bench: $(READY)  ## measure beside the peers (minutes); see benchmarks/RESULTS.md
 	@for script in benchmarks/*.py; do echo "== $$script"; OMP_NUM_THREADS=1 $(BIN)/python $$script || exit 1; done
+
+# The web edition. Pages are made by Sphinx in an environment of its own; onnxruntime-web is npm's.
+.PHONY: site-tools site serve test-browser
+SITE_TOOLS := build/site-tools
+site-tools: $(SITE_TOOLS)/.ready ## fetch once what `make site` needs: Sphinx (pip) and onnxruntime-web (npm)
+
+$(SITE_TOOLS)/.ready: tools/site/requirements.txt tools/site/package.json tools/site/package-lock.json
+	@npm --version > /dev/null || { echo "make site-tools needs npm (Node.js): https://nodejs.org"; exit 1; }
+	$(PYTHON) -m venv $(SITE_TOOLS)/venv
+	$(SITE_TOOLS)/venv/bin/python -m pip install --quiet -r tools/site/requirements.txt
+	cp tools/site/package.json tools/site/package-lock.json $(SITE_TOOLS)
+	npm ci --prefix $(SITE_TOOLS) --ignore-scripts --no-audit --no-fund
+	@touch $@
+
+site: $(READY) $(SITE_TOOLS)/.ready ## the course as web pages in build/site, with the model in the browser
+	OMP_NUM_THREADS=1 $(BIN)/python tools/site/live_model.py
+	$(SITE_TOOLS)/venv/bin/python tools/site/pages.py
+
+serve:           ## show build/site at http://127.0.0.1:8000
+	@test -f build/site/index.html || { echo "build/site is not there: make site"; exit 1; }
+	$(PYTHON) -m http.server --bind 127.0.0.1 --directory build/site 8000
+
+test-browser: $(READY) ## look at build/site in a real browser (make site first)
+	$(BIN)/python -m pytest -m browser -rs tests
 
 $(READY): requirements.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "minillm needs Python 3.11 or newer: make PYTHON=python3.12")'

@@ -20,7 +20,8 @@ import transformers
 from minillm import fence
 from minillm.stories.language import StoryLanguage
 from minillm.tokenizer.bpe import BPETokenizer
-from minillm.training.sft import Example, conversation_example
+from minillm.training.conversations import conversation_example
+from minillm.training.sft import Example
 
 ROUNDS, CONVERSATIONS = 11, 400
 CHATML = (

@@ -39,13 +39,12 @@ _PUBLIC = {
     "training.documents": ["DocumentBatches", "StoryDocuments", "TextDocuments"],
     "training.loss": ["cross_entropy"],
     "training.evaluation": ["evaluate", "token_byte_lengths"],
-    "training.sft": [
+    "training.conversations": [
         "ConversationBatches",
-        "Isolated",
         "conversation_example",
         "conversation_examples",
-        "document_example",
     ],
+    "training.sft": ["Isolated", "document_example"],
     "training.run": ["Run"],
     "training.token_file": ["FileDocuments", "TokenDataset"],
     "training.trainer": ["TrainConfig", "Trainer"],

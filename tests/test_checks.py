@@ -24,7 +24,7 @@ from minillm.tokenizer.bpe import BPETokenizer
 from minillm.tokenizer.hf_json import DIGEST, arguments, to_json
 from minillm.tokenizer.merges import count_words
 from minillm.tokenizer.pretokenizer import GPT4_PATTERN, PreTokenizer, make_pre_tokenizer
-from minillm.training.sft import conversation_example
+from minillm.training.conversations import conversation_example
 
 
 @pytest.mark.parametrize(

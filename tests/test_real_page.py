@@ -60,7 +60,7 @@ def test_make_real_says_what_it_fetches_and_checks_it():
     assert "pytest -m real" in after
     test = subprocess.run(["make", "-n", "test"], capture_output=True, text=True, cwd=ROOT)
     assert "requirements-real" not in test.stdout
-    assert 'pytest -n 2 --dist loadfile -m "not real"' in test.stdout  # fetched or not
+    assert 'pytest -n 2 --dist loadfile -m "not real and not browser"' in test.stdout
 
 
 def test_the_spine_quotes_what_the_page_printed():

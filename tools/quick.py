@@ -113,7 +113,7 @@ def main(words: list[str], root: Path = ROOT, seconds: float = SECONDS) -> int:
         found = [test for test in tests_of(root, file) if (root / test).is_file()]
         print(f"{file}: {', '.join(found) or 'no unit test'}")
         tests |= dict.fromkeys(found)
-    options = ["-q", "-rs", "-m", "not real", f"--rootdir={root}"]
+    options = ["-q", "-rs", "-m", "not real and not browser", f"--rootdir={root}"]
     return pytest.main([*options, *(str(root / test) for test in tests)], plugins=[limit])
 
 

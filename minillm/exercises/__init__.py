@@ -47,6 +47,7 @@ MODULES = {
     "15": "two_sequences",
     "16": "pictures",
     "17": "leaving",
+    "19": "scale",
 }
 
 Grader = Callable[[Any], "str | None"]

@@ -1,10 +1,8 @@
 """Encoder and decoder: a model that writes one text while it reads another.
 
-Explained in notebooks/beyond/15_two_sequences.ipynb. Computes what Hugging Face's BART and Marian
+Shown in notebooks/beyond/15_two_sequences.ipynb. Computes what Hugging Face's BART and Marian
 do; `minillm.pretrained.seq2seq` reads and writes their files.
 """
-
-# Built from notebooks/beyond/15_two_sequences.ipynb: edit there, then make build.
 
 import math
 import os

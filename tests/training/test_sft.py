@@ -18,18 +18,15 @@ from minillm.stories.language import StoryLanguage
 from minillm.tokenizer.bpe import BPETokenizer
 from minillm.tokenizer.chat_template import render_answers
 from minillm.tokenizer.wrapped import load_tokenizer
-from minillm.training.documents import DocumentBatches, StoryDocuments
-from minillm.training.loss import cross_entropy
-from minillm.training.sft import (
+from minillm.training.conversations import (
     ROLES,
     ConversationBatches,
-    Example,
-    Isolated,
     conversation_example,
     conversation_examples,
-    document_example,
-    token_mask,
 )
+from minillm.training.documents import DocumentBatches, StoryDocuments
+from minillm.training.loss import cross_entropy
+from minillm.training.sft import Example, Isolated, document_example, token_mask
 from minillm.training.trainer import TrainConfig, Trainer
 
 CHATML = """{% for m in messages %}

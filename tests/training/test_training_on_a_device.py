@@ -17,10 +17,11 @@ from minillm.pretrained.adapters import load_adapter, save_adapter
 from minillm.pretrained.load import from_pretrained, save_pretrained
 from minillm.tokenizer.bpe import BPETokenizer
 from minillm.training.balance import RouterBalance
+from minillm.training.conversations import ConversationBatches
 from minillm.training.data import WindowBatches
 from minillm.training.evaluation import evaluate
 from minillm.training.loss import cross_entropy
-from minillm.training.sft import ConversationBatches, Example, Isolated
+from minillm.training.sft import Example, Isolated
 
 SETTINGS = {
     "fused": {},

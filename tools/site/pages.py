@@ -1,0 +1,289 @@
+"""Lay out the web edition's sources under build/site-src and let Sphinx make build/site of them.
+
+    build/site-tools/venv/bin/python tools/site/pages.py
+
+Everything comes from the notebooks, the documents, the package's docstrings, and what
+tools/site/live_model.py has written to build/site-live. No page is named here but for the two that
+get a moving figure: a notebook that is added to a shelf is on the site.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import api
+import front
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+SOURCE, OUT, LIVE = ROOT / "build/site-src", ROOT / "build/site", ROOT / "build/site-live"
+RUNTIME = ROOT / "build/site-tools/node_modules/onnxruntime-web/dist"
+RUNTIME_FILES = ("ort.wasm.min.mjs", "ort-wasm-simd-threaded.mjs", "ort-wasm-simd-threaded.wasm")
+
+SHELVES = {  # folder in notebooks/: its name, what it is
+    "deeper": (
+        "Deeper",
+        "The engine rooms of the chapters: pages of their own, one shelf further.",
+    ),
+    "beyond": ("Beyond", "Other architectures and other kinds of training."),
+    "solutions": (
+        "Solutions",
+        "Worked answers to the exercises, each folded until you ask for it.",
+    ),
+}
+
+# Words that plain English has too: only where a page sets them in bold are they the term.
+COMMON = set(
+    "accumulation activation adapter alignment alpha attention backend bit nat block stack branch "
+    "chunk config context conversation decode decoding delta derivation drawing encode epoch "
+    "expert family floor floors forgetting fork frequency gate graph grid head hook hybrid id "
+    "kernel key latent layer load loss mask memory merge merger merging mixer module momentum norm "
+    "packing padding panels parameter parents patch permutation placeholder projector query rank "
+    "replay residual ridge ring router score selective shape shard shift state stream surprise "
+    "tail target temperature tied token tokenizer valid value variance vocabulary weights window "
+    "wavelength gradient clipping checkpoint interleaved pruning penalty draft embedding".split()
+)
+
+
+class SourceError(Exception):
+    """Something in the repository that no page can be made of."""
+
+
+def text_of(cell: dict[str, Any]) -> str:
+    return "".join(cell["source"])
+
+
+def read_notebook(path: Path) -> dict[str, Any]:
+    """A notebook that was run: pages show stored outputs.
+
+    Raises: SourceError with the notebook's name if a code cell of it was never run.
+    """
+    name = path.relative_to(ROOT) if path.is_relative_to(ROOT) else path
+    notebook = json.loads(path.read_text(encoding="utf-8"))
+    cells = [c for c in notebook["cells"] if c["cell_type"] == "code" and text_of(c).strip()]
+    missing = [c["id"] for c in cells if c.get("execution_count") is None]
+    if missing or not any(c["outputs"] for c in cells):
+        where = f"cell {missing[0]} was" if missing else "its cells were"
+        mend = f"python tools/execute.py {name}"
+        raise SourceError(f"{name} has no outputs: {where} never run; run {mend}")
+    return notebook
+
+
+def markdown_cell(text: str, name: str) -> dict[str, Any]:
+    return {"cell_type": "markdown", "id": name, "metadata": {}, "source": text}
+
+
+def package_label(module: str, up: str) -> str:
+    """The line above an exported cell: what it becomes, with a link to the file."""
+    file = f"minillm/{module.replace('.', '/')}.py"
+    if not (ROOT / file).exists():
+        raise SourceError(f"a cell is exported to {file}, which does not exist: run make build")
+    return f"```{{container}} package-label\npackage code: [{file}]({up}{file[:-3]}.md)\n```"
+
+
+def marked(notebook: dict[str, Any], up: str) -> int:
+    """Put a label before each exported cell, and a class on it; how many there are."""
+    default, cells, count = "", [], 0
+    for cell in notebook["cells"]:
+        first = text_of(cell).split("\n", 1)[0].split() if cell["cell_type"] == "code" else []
+        if first[:2] == ["#|", "default_exp"]:
+            default = first[2]
+        if first[:2] == ["#|", "export"]:
+            count += 1
+            module = first[2] if len(first) > 2 else default
+            cells.append(markdown_cell(package_label(module, up), f"{cell['id']}-label"))
+            cell["metadata"]["tags"] = [*cell["metadata"].get("tags", []), "package-code"]
+        cells.append(cell)
+    notebook["cells"] = cells
+    return count
+
+
+def figure_of_temperature(notebook: dict[str, Any]) -> dict[str, Any]:
+    """The eight words of chapter 09 and the thousand others, as its first cell defines them."""
+    for cell in notebook["cells"]:
+        if cell["cell_type"] == "code" and "\nlikely = {" in text_of(cell):
+            dicts = [n for n in ast.walk(ast.parse(text_of(cell))) if isinstance(n, ast.Dict)]
+            likely = {k: v for d in dicts for k, v in ast.literal_eval(d).items()}
+            return {"likely": likely, "others": 1000, "rest": 0.02}
+    raise SourceError("09_sampling.ipynb no longer defines `likely`, which its moving figure shows")
+
+
+MOVING = {  # notebook: what to find in the cell with the static picture, the figure's class, data
+    "03_attention": ('"window of 3": build_mask', "figure-mask", lambda notebook: {}),
+    "09_sampling": ("ax.stackplot(", "figure-temperature", figure_of_temperature),
+}
+
+
+def add_figure(name: str, notebook: dict[str, Any]) -> None:
+    """Put the moving figure of a page behind its static picture."""
+    needle, kind, data = MOVING[name]
+    places = [i for i, c in enumerate(notebook["cells"]) if needle in text_of(c)]
+    if len(places) != 1:
+        raise SourceError(f"{name}.ipynb: {len(places)} cells contain {needle!r}, wanted one")
+    inside = json.dumps(data(notebook)).replace("<", "\\u003c")
+    html = f'<div class="moving {kind}"><script type="application/json">{inside}</script></div>\n'
+    html += '<script type="module" src="../_static/figures.js"></script>'
+    notebook["cells"].insert(places[0] + 1, markdown_cell(html, f"{kind}-cell"))
+
+
+def lay_notebooks() -> dict[str, list[str]]:
+    """Write every notebook's page source; the names of each shelf, in order."""
+    shelves: dict[str, list[str]] = {}
+    for shelf in ("", *SHELVES):
+        folder = Path("notebooks") / shelf
+        (SOURCE / folder).mkdir(parents=True, exist_ok=True)
+        shelves[shelf] = []
+        for path in sorted((ROOT / folder).glob("*.ipynb")):
+            notebook = read_notebook(path)
+            marked(notebook, "../" * len(folder.parts))
+            if not shelf and path.stem in MOVING:
+                add_figure(path.stem, notebook)
+            target = SOURCE / folder / path.name
+            target.write_text(json.dumps(notebook), encoding="utf-8")
+            shelves[shelf].append(path.stem)
+    if absent := MOVING.keys() - set(shelves[""]):
+        raise SourceError(f"a moving figure waits for {min(absent)}.ipynb, which is not there")
+    return shelves
+
+
+def names_of_term(term: str) -> list[str]:
+    """ "a, b (c)" names a and b; an abbreviation in brackets is a name of its own."""
+    inside = re.findall(r"\(([^)]*)\)", term)
+    names = re.sub(r"\s*\([^)]*\)", "", term).split(", ")
+    return [n.strip() for n in names] + [n for n in inside if re.fullmatch(r"[A-Z]{2,}", n)]
+
+
+def lay_glossary() -> None:
+    """The glossary with an anchor a term, and terms.json for the links that lead there."""
+    lines, terms = [], {}
+    in_terms = False
+    for line in (ROOT / "notebooks/GLOSSARY.md").read_text(encoding="utf-8").splitlines():
+        in_terms = in_terms or line.startswith("## Terms")
+        row = re.match(r"\| ([^|]+?) \| (.+) \| [^|]* \|$", line)
+        if in_terms and row and row[1] != "term":
+            term = row[1].replace("`", "")
+            name = "term-" + re.sub(r"[^a-z0-9]+", "-", term.lower()).strip("-")
+            meaning = re.sub(r"\[([^\]]*)\]\([^)]*\)|[`*]", r"\1", row[2])
+            for word in names_of_term(term):
+                plain = word.lower() not in COMMON
+                terms.setdefault(word.lower(), {"id": name, "meaning": meaning, "plain": plain})
+            line = line.replace("| ", f'| <span id="{name}"></span>', 1)
+        lines.append(line)
+    if not terms:
+        raise SourceError("notebooks/GLOSSARY.md has no table of terms")
+    (SOURCE / "notebooks/GLOSSARY.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    (SOURCE / "terms.json").write_text(json.dumps(terms), encoding="utf-8")
+
+
+def lay_documents() -> None:
+    """README, CONTRIBUTING, results, notes on the assets, and the drawings, at their places."""
+    for path in [*ROOT.glob("*.md"), *ROOT.glob("benchmarks/*.md"), *ROOT.glob("assets/**/*.md")]:
+        target = SOURCE / path.relative_to(ROOT)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        text = path.read_text(encoding="utf-8")
+        text = re.sub(r"\]\(notebooks/(\w+)/?\)", r"](notebooks/\1/index.md)", text)
+        if path.parent.is_relative_to(ROOT / "assets"):
+            text = f"---\norphan: true\n---\n{text}"
+        target.write_text(text, encoding="utf-8")
+    for path in ROOT.glob("assets/**/*.png"):
+        target = SOURCE / path.relative_to(ROOT)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(path, target)
+
+
+def toctree(entries: list[str], caption: str = "", depth: int = 1, *, shown: bool = False) -> str:
+    options = [f":maxdepth: {depth}", *([] if shown else [":hidden:"])]
+    options += [f":caption: {caption}"] if caption else []
+    return "\n".join(["```{toctree}", *options, "", *entries, "```", ""])
+
+
+def lay_shelves(shelves: dict[str, list[str]]) -> None:
+    """A page a shelf: its rows of the README's tables, if it has some, and its pages."""
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    for shelf, (title, what) in SHELVES.items():
+        folder = SOURCE / "notebooks" / shelf
+        (folder / "index.md").write_text(
+            f"# {title}\n\n{what}\n\n{toctree(shelves[shelf], shown=True)}", encoding="utf-8"
+        )
+        rows = [s for s in readme.splitlines() if f"](notebooks/{shelf}/" in s and s[0] == "|"]
+        if rows:
+            lines = readme.splitlines()
+            start = lines.index(rows[0])
+            table = "\n".join([*lines[start - 2 : start], *rows])
+            table = table.replace(f"](notebooks/{shelf}/", "](").replace("](notebooks/", "](../")
+            text = f"# {title}\n\n{what}\n\n{table}\n\n{toctree(shelves[shelf])}"
+            (folder / "index.md").write_text(text, encoding="utf-8")
+
+
+def lay_static() -> int:
+    """Style, scripts, the model and its runtime; how many bytes the live model needs."""
+    static = SOURCE / "_static"
+    shutil.copytree(HERE / "static", static)
+    live = static / "live"
+    live.mkdir()
+    for name in RUNTIME_FILES:
+        shutil.copy(RUNTIME / name, live)
+    shutil.copy(ROOT / "assets/stories-en/tokenizer.json", live)
+    for name in ("model.onnx", "model.json"):
+        shutil.copy(LIVE / name, live)
+    return sum(path.stat().st_size for path in live.iterdir())
+
+
+def lay_out() -> None:
+    """All sources of the site, anew."""
+    for needed, how in ((RUNTIME, "make site-tools"), (LIVE / "model.onnx", "make site")):
+        if not needed.exists():
+            raise SourceError(f"{needed.relative_to(ROOT)} is missing: run {how}")
+    shutil.rmtree(SOURCE, ignore_errors=True)
+    SOURCE.mkdir(parents=True)
+    shelves = lay_notebooks()
+    lay_glossary()
+    lay_documents()
+    lay_shelves(shelves)
+    rooms = api.lay(ROOT, SOURCE)
+    size = lay_static()
+    spine = [f"notebooks/{name}" for name in shelves[""]]
+    spine.sort(key=lambda name: not name.endswith("tour"))  # the tour first
+    trees = [
+        toctree(spine, "The course"),
+        toctree([f"notebooks/{shelf}/index" for shelf in SHELVES], "Further shelves"),
+        toctree(["notebooks/GLOSSARY", "benchmarks/RESULTS", "benchmarks/HISTORY"], "Look up"),
+        toctree(["Install and use <README>", "CONTRIBUTING", *rooms], "The package"),
+    ]
+    story = json.loads((LIVE / "story.json").read_text(encoding="utf-8"))
+    text = front.page(ROOT, story, size)
+    (SOURCE / "index.md").write_text("\n".join([text, *trees]), encoding="utf-8")
+
+
+def main() -> None:
+    start = time.perf_counter()
+    try:
+        lay_out()
+    except (SourceError, front.NumberError) as error:
+        sys.exit(f"make site: {error}")
+    shutil.rmtree(OUT, ignore_errors=True)
+    options = ["-b", "html", "-W", "--keep-going", "-q", "-j", "2", "-c", str(HERE)]
+    cache = ["-d", str(ROOT / "build/site-doctrees")]
+    command = [sys.executable, "-m", "sphinx", *options, "-E", *cache, str(SOURCE), str(OUT)]
+    if done := subprocess.run(command, cwd=ROOT).returncode:
+        sys.exit(done)
+    files = [path for path in OUT.rglob("*") if path.is_file()]
+    total = sum(path.stat().st_size for path in files)
+    pages = sum(path.suffix == ".html" for path in files)
+    seconds = time.perf_counter() - start
+    print(
+        f"{OUT.relative_to(ROOT)}: {pages} pages, {len(files)} files, {total / 1e6:.1f} MB, "
+        f"made in {seconds:.0f} s. make serve shows it."
+    )
+
+
+if __name__ == "__main__":
+    main()
