@@ -27,6 +27,7 @@ __all__ = [
     "any_of",
     "check_attention",
     "check_causal",
+    "check_config",
     "check_documents",
     "check_drawn",
     "check_fields",
@@ -36,8 +37,10 @@ __all__ = [
     "check_kind",
     "check_logits",
     "check_mask",
+    "check_model",
     "check_number",
     "check_one_of",
+    "check_one_row",
     "check_positions",
     "check_previous_ids",
     "check_prompt",
@@ -47,6 +50,7 @@ __all__ = [
     "check_settings",
     "check_sizes",
     "check_targets",
+    "check_text",
     "check_texts",
     "check_tokenizer",
     "check_tokens",
@@ -244,11 +248,54 @@ def check_texts(texts: Any, name: str = "texts") -> None:
     _check_read(texts, name)
 
 
+def check_text(text: Any) -> None:
+    """Raises: ValueError for several texts where one belongs, for bytes, and for a path."""
+    _check_read(text, "text")
+    if not isinstance(text, str):
+        raise ValueError(f"text must be one text, a str, not {quoted(text)}: join several")
+
+
+def check_one_row(ids: Any) -> None:
+    """Raises: ValueError for rows of ids where one row belongs."""
+    rows = isinstance(ids, list | tuple) and bool(ids) and isinstance(ids[0], list | tuple)
+    if rows or isinstance(ids, str | Mapping):
+        each = "for several rows [decode(row) for row in ids]"
+        raise ValueError(f"decode takes the ids of one text, not {quoted(ids)}: {each}")
+
+
 def check_tokenizer(tokenizer: Any) -> None:
-    """Raises: ValueError for what encodes nothing, such as texts where the tokenizer belongs."""
-    if not hasattr(tokenizer, "encode_ordinary"):
-        order = "the order is model, tokenizer, texts"
-        raise ValueError(f"{quoted(tokenizer)} is no tokenizer: {order}")
+    """Raises: ValueError for what encodes nothing, such as texts where the tokenizer belongs, and
+    for a tokenizer of another library."""
+    if hasattr(tokenizer, "encode_ordinary") and hasattr(tokenizer, "special_tokens"):
+        return
+    kind = f"{type(tokenizer).__module__.partition('.')[0]}.{type(tokenizer).__name__}"
+    if hasattr(tokenizer, "save_pretrained"):  # of transformers
+        road = "save it, tokenizer.save_pretrained(folder), and BPETokenizer.load(folder) opens it"
+        raise ValueError(f"a {kind} is no tokenizer of minillm: {road}")
+    if hasattr(tokenizer, "encode"):  # of tiktoken, tokenizers
+        road = "BPETokenizer.load(folder) opens a tokenizer.json, from_tiktoken_file ranks"
+        raise ValueError(f"a {kind} is no tokenizer of minillm: {road}")
+    order = "the order is model, tokenizer, texts"
+    raise ValueError(f"{quoted(tokenizer)} is no tokenizer: {order}")
+
+
+def check_config(config: Any) -> None:
+    """Raises: ValueError for a config of another library, a table of keys, or a file's name."""
+    if not hasattr(config, "family"):
+        road = (
+            "a ModelConfig, such as ModelConfig(**keys) or ModelConfig.from_dict(their.to_dict())"
+        )
+        kind = f"{type(config).__module__.partition('.')[0]}.{type(config).__name__}"
+        raise ValueError(f"a config of minillm is wanted, not a {kind}: {road}")
+
+
+def check_model(model: Any) -> None:
+    """Raises: ValueError for a model of another library, or for what is none, such as its name."""
+    if not hasattr(getattr(model, "config", None), "eos_token_ids"):
+        found = f"a {type(model).__module__.partition('.')[0]}.{type(model).__name__}"
+        found = quoted(model) if isinstance(model, str | os.PathLike) else found
+        road = "from_pretrained(folder or name) opens a checkpoint and returns (model, tokenizer)"
+        raise ValueError(f"{found} is no model of minillm: {road}")
 
 
 def check_documents(documents: Any) -> None:
@@ -330,7 +377,10 @@ def check_prompt(
 
     for x in (input_ids, attention_mask):
         if x is not None and not isinstance(x, Tensor):
-            raise ValueError(f"a prompt and its mask must be tensors, not {x!r:.60}")
+            road = "torch.tensor([tokenizer.encode(text)])"
+            if isinstance(x, Mapping):  # what a tokenizer of transformers returns
+                road = "hand in its entries, **encoding"
+            raise ValueError(f"a prompt and its mask must be tensors, not {quoted(x)}: {road}")
     if input_ids.dim() != 2 or not input_ids.numel():
         shape = tuple(input_ids.shape)
         raise ValueError(f"a prompt is (B, T) ids, at least one a row, not {shape}")

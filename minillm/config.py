@@ -35,6 +35,18 @@ class ModelConfig:
 
     None means: what the family does (`habits`), or what follows from the other keys. A config of a
     family that adds keys has a class of its own: `ModelConfig(..., model_type="gpt2")` makes it.
+
+    Args:
+        num_key_value_heads: None for as many as there are query heads.
+        head_dim: size of a head; None for hidden_size / num_attention_heads.
+        hidden_act: a name in `minillm.ACTIVATIONS`.
+        max_position_embeddings: positions that the model is trained for.
+        rope_scaling: how the rotation goes beyond them (deeper/05_long_context).
+        attention_dropout: share of attention weights dropped while training.
+        sliding_window: how many positions a query reads, its own included; None for all.
+        tie_word_embeddings: whether head and embedding are one matrix.
+        initializer_range: standard deviation of fresh weights.
+        bos_token_id, eos_token_id, pad_token_id: what begins, ends (one id or several), fills rows.
     Raises: ValueError, with key and value, for a wrong type, a value out of range, an unknown
         family or key, and keys that contradict each other.
     """

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from minillm.cache.base import KVCache, make_cache
-from minillm.checks import check_inputs, look_up
+from minillm.checks import check_config, check_inputs, look_up
 from minillm.config import ModelConfig
 from minillm.counting import count_operations, count_parameters
 from minillm.device import product_dtype
@@ -176,6 +176,7 @@ class CausalLM(nn.Module):
 
     def __init__(self, config: ModelConfig, *, seed: int = 0) -> None:
         super().__init__()
+        check_config(config)
         self.config = config
         with torch.random.fork_rng(devices=[]):  # torch's own initial values leave no trace
             self.model: Decoder = (config.family.decoder or Decoder)(config)
@@ -287,6 +288,18 @@ class CausalLM(nn.Module):
         from minillm.pretrained.load import from_pretrained
 
         return from_pretrained(name, **options)[0]
+
+    def generate(self, input_ids: Tensor, **options: Any) -> Tensor:
+        """Continue each row of ids (B, T); options as `minillm.generate` has them."""
+        from minillm.generation.decoding import generate
+
+        return generate(self, input_ids, **options)
+
+    def save_pretrained(self, folder: str, tokenizer: Any = None) -> None:
+        """Write config, weights and tokenizer; see `minillm.pretrained.load`."""
+        from minillm.pretrained.load import save_pretrained
+
+        save_pretrained(self, tokenizer, folder)
 
     def packed(self, ways: Any = None) -> "CausalLM":
         """A copy for generation, the same numbers sooner on a CPU; see `minillm.fast.packed`.

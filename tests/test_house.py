@@ -62,7 +62,7 @@ MAY_IMPORT = {
 # And which it looks up inside a function: an edge of the house that a newcomer does not read.
 LOOKS_UP = {
     "config": "pretrained",  # read and write config.json, named sizes
-    "model": "fast pretrained",  # packed(), from_pretrained()
+    "model": "fast generation pretrained",  # packed(), generate(), from_pretrained()
     "nn": "pretrained",  # lora: a layer's name in the family's files
     "models": "pretrained",  # from_pretrained(), save_pretrained()
     "fast": "training",  # is the model cut up?

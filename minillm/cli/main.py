@@ -40,6 +40,23 @@ RUN_INFO = "run.json"
 # The options
 
 
+class OneDefault(argparse.HelpFormatter):
+    """Each option's default, once: as its help says it, or else as it is."""
+
+    def _get_help_string(self, action: argparse.Action) -> str:
+        text = action.help or ""
+        said = (
+            "default" in text
+            or action.default in (None, argparse.SUPPRESS)
+            or action.default is False
+        )
+        return (
+            text
+            if said or action.required or not action.option_strings
+            else f"{text} (default: %(default)s)"
+        )
+
+
 def parser() -> argparse.ArgumentParser:
     """The commands and their options."""
     top = argparse.ArgumentParser(
@@ -50,35 +67,39 @@ def parser() -> argparse.ArgumentParser:
     commands = top.add_subparsers(required=True, metavar="train | generate | chat | eval")
 
     def command(name: str, function: Any, text: str) -> argparse.ArgumentParser:
-        made = commands.add_parser(
-            name,
-            help=text,
-            description=text,
-            formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-        )
+        made = commands.add_parser(name, help=text, description=text, formatter_class=OneDefault)
         made.set_defaults(command=function)
-        made.add_argument("--device", help="cpu, cuda, mps (default: the best there is)")
-        made.add_argument("--seed", type=int, default=0)
+        made.add_argument("--device", help="cpu, cuda or mps (default: the best there is)")
+        made.add_argument("--seed", type=int, default=0, help="of every random draw")
         return made
 
     _train_options(command("train", train, "train a model on stories or on a text file"))
     one = command("generate", generate_texts, "print texts of a saved model")
     one.add_argument("folder", type=Path, help="of a saved model; or a GGUF file")
     one.add_argument("--prompt", default="", help="the beginning; empty: the model begins")
-    one.add_argument("--count", type=int, default=1)
+    one.add_argument("--count", type=int, default=1, help="how many texts")
     one.add_argument(
         "--max-new-tokens", type=int, help="default: 400, or what the model's context leaves"
     )
+    one.add_argument(
+        "--stop", action="append", metavar="TEXT", help="end before this text; may be given again"
+    )
     _sampler_options(one, temperature=1.0)
+    _dtype_option(one)
     one.add_argument(
         "--parallel", choices=["tensor"], help="under torchrun: cut the layers over the processes"
     )
     _chat_options(command("chat", chat, "talk with a chat model, or answer the lines of a pipe"))
-    one = command("eval", evaluate_folder, "bits per byte, floor and share of valid stories")
+    one = command("eval", evaluate_folder, "bits per byte; of stories also floor and valid share")
     one.add_argument("folder", type=Path, help="of a saved model; or a GGUF file")
-    one.add_argument("--corpus", choices=["stories-en", "stories-zh"], default="stories-en")
-    one.add_argument("--documents", type=int, default=500, help="held-out stories to measure on")
+    one.add_argument(
+        "--corpus",
+        help="stories-en, stories-zh, or a text file, of which all is measured (default: what the"
+        " run held out)",
+    )
+    one.add_argument("--documents", type=int, default=500, help="at most so many held-out ones")
     one.add_argument("--samples", type=int, default=200, help="stories to sample and to parse")
+    _dtype_option(one)
     return top
 
 
@@ -91,37 +112,56 @@ def _train_options(one: argparse.ArgumentParser) -> None:
         help=f"stories-en, stories-zh, or a text file whose documents end with {END}",
     )
     one.add_argument("--tokenizer", type=Path, help="folder of a tokenizer to use (else: train)")
-    one.add_argument("--vocab-size", type=int, default=1024)
+    one.add_argument(
+        "--vocab-size",
+        type=int,
+        default=1024,
+        help="of a tokenizer that is trained, bytes included",
+    )
+    one.add_argument(
+        "--config",
+        type=Path,
+        metavar="FILE",
+        help='JSON with options, {"max-lr": 1e-3, ...}; what is typed as well goes before it',
+    )
     one.add_argument(
         "--init-from",
         type=Path,
         help="folder of a saved model to start from, with its tokenizer; the options of the model"
         " then say nothing",
     )
-    one.add_argument(
-        "--deck-cards",
-        type=int,
-        help="tell the stories with so few names, animals, colours and things, so that what does"
-        " not come twice is seen (default: with all)",
-    )
-    one.add_argument("--deck-stories", type=int, default=16000, help="other cards after so many")
-    one.add_argument(
-        "--exact-targets",
-        action="store_true",
-        help="where a story draws a card, learn the probabilities of all and not the one drawn",
-    )
     model = one.add_argument_group("model")
-    model.add_argument("--family", default="llama", help="llama, qwen3, gpt2, ...")
-    model.add_argument("--hidden-size", type=int, default=128)
-    model.add_argument("--layers", type=int, default=4)
-    model.add_argument("--heads", type=int, default=4)
-    model.add_argument("--kv-heads", type=int, help="key/value heads (default: as many)")
-    model.add_argument("--intermediate-size", type=int, help="default: 8/3 hidden, times of 32")
-    model.add_argument("--context-length", type=int, default=256)
-    model.add_argument("--init-range", type=float, default=0.02, help="deviation of fresh weights")
-    model.add_argument("--rope-theta", type=float, default=10000.0)
+
+    def number(*names: str, default: float | None = None, dest: str = "", help: str) -> None:
+        kind: Any = float if isinstance(default, float) else int
+        named: Any = {"dest": dest} if dest else {}
+        model.add_argument(*names, type=kind, default=default, help=help, **named)
+
+    model.add_argument(
+        *("--model-type", "--family"),
+        dest="family",
+        default="llama",
+        help="llama, qwen3, gpt2, ...",
+    )
+    number("--hidden-size", default=128, help="numbers in a hidden state")
+    number("--num-hidden-layers", "--layers", dest="layers", default=4, help="layers")
+    number("--num-attention-heads", "--heads", dest="heads", default=4, help="query heads")
+    number(
+        *("--num-key-value-heads", "--kv-heads"), dest="kv_heads", help="default: as query heads"
+    )
+    number("--head-dim", help="numbers in a head (default: hidden size / query heads)")
+    number("--intermediate-size", help="default: 8/3 of the hidden size, up to a multiple of 32")
+    number("--context-length", default=256, help="tokens in a row of a batch")
+    number(
+        *("--initializer-range", "--init-range"),
+        dest="init_range",
+        default=0.02,
+        help="deviation of fresh weights",
+    )
+    number("--rope-theta", default=10000.0, help="base of the rotation")
+    number("--dropout", default=0.0, help="share of attention weights dropped while training")
     run = one.add_argument_group("run")
-    run.add_argument("--steps", type=int, default=500)
+    run.add_argument("--steps", type=int, default=500, help="updates of the weights")
     run.add_argument("--batch-size", type=int, default=16, help="rows of the context's length")
     run.add_argument(
         "--gradient-accumulation-steps", type=int, default=1, metavar="N", help="batches a step"
@@ -129,13 +169,30 @@ def _train_options(one: argparse.ArgumentParser) -> None:
     run.add_argument(
         "--layout", choices=["padded", "packed", "windows"], help="rows (default: what fits)"
     )
-    run.add_argument("--lr", type=float, default=2e-3)
-    run.add_argument("--min-lr", type=float, help="default: lr / 20")
-    run.add_argument("--warmup", type=int, default=100, help="steps")
-    run.add_argument("--weight-decay", type=float, default=0.1)
-    run.add_argument("--optimizer", choices=["adamw", "muon"], default="adamw")
-    run.add_argument("--precision", choices=["float32", "bfloat16"], default="float32")
-    run.add_argument("--compile", action="store_true")
+    run.add_argument(
+        "--max-lr", "--lr", dest="lr", type=float, default=2e-3, help="highest learning rate"
+    )
+    run.add_argument(
+        "--min-lr", type=float, help="rate at the end (default: a 20th of the highest)"
+    )
+    run.add_argument(
+        *("--warmup-steps", "--warmup"),
+        dest="warmup",
+        type=int,
+        default=100,
+        help="steps until the rate is highest",
+    )
+    run.add_argument("--weight-decay", type=float, default=0.1, help="of matrices")
+    run.add_argument(
+        "--optimizer", choices=["adamw", "muon"], default="adamw", help="AdamW or Muon"
+    )
+    run.add_argument(
+        "--precision",
+        choices=["float32", "bfloat16"],
+        default="float32",
+        help="of matrix products; weights are float32",
+    )
+    run.add_argument("--compile", action="store_true", help="needs a C++ compiler")
     run.add_argument(
         "--parallel",
         choices=["ddp", "fsdp", "tensor"],
@@ -152,20 +209,57 @@ def _train_options(one: argparse.ArgumentParser) -> None:
     )
     run.add_argument("--checkpoint-interval", type=int, default=100, help="steps; 0: at the end")
     run.add_argument("--eval-interval", type=int, default=100, help="steps; prints a sample too")
-    run.add_argument("--held-out", type=int, default=100, help="stories for validation")
+    run.add_argument(
+        "--held-out",
+        type=int,
+        default=100,
+        help="at most so many stories, or documents of the tenth of a file that is held out; 0:"
+        " nothing is held out",
+    )
     run.add_argument("--log-interval", type=int, default=10, help="steps")
     run.add_argument("--quiet", action="store_true", help="no progress bar, no samples")
+    course = one.add_argument_group("the course's stories (deeper/10_exact_targets)")
+    course.add_argument(
+        "--deck-cards",
+        type=int,
+        help="tell the stories with so few names, animals, colours and things, so that what does"
+        " not come twice is seen (default: with all)",
+    )
+    course.add_argument(
+        "--deck-stories", type=int, default=16000, help="other cards after so many stories"
+    )
+    course.add_argument(
+        "--exact-targets",
+        action="store_true",
+        help="where a story draws a card, learn the probabilities of all and not the one drawn",
+    )
 
 
 def _sampler_options(one: argparse.ArgumentParser, *, temperature: float) -> None:
     likeliest = "0 takes the likeliest token"
     one.add_argument("--temperature", type=float, default=temperature, help=likeliest)
-    one.add_argument("--top-k", type=int)
-    one.add_argument("--top-p", type=float)
-    one.add_argument("--min-p", type=float)
-    one.add_argument("--repetition-penalty", type=float, default=1.0)
-    one.add_argument("--presence-penalty", type=float, default=0.0)
-    one.add_argument("--frequency-penalty", type=float, default=0.0)
+    one.add_argument("--top-k", type=int, help="draw from so many of the likeliest (default: all)")
+    one.add_argument("--top-p", type=float, help="draw from the likeliest with this share of all")
+    one.add_argument("--min-p", type=float, help="leave out what is below this share of the best")
+    seen = "of tokens that came before"
+    one.add_argument(
+        "--repetition-penalty", type=float, default=1.0, help=f"divides positive scores {seen}"
+    )
+    one.add_argument(
+        "--presence-penalty", type=float, default=0.0, help=f"taken once from scores {seen}"
+    )
+    one.add_argument(
+        "--frequency-penalty", type=float, default=0.0, help=f"taken each time from scores {seen}"
+    )
+
+
+def _dtype_option(one: argparse.ArgumentParser) -> None:
+    one.add_argument(
+        "--dtype",
+        choices=["float32", "bfloat16", "float16"],
+        default="float32",
+        help="of the weights",
+    )
 
 
 def _chat_options(one: argparse.ArgumentParser) -> None:
@@ -193,15 +287,20 @@ AT_LEAST_0 = (lambda x: 0 <= x <= MOST, f"must be from 0 to {MOST:,}")
 ABOVE_0 = (lambda x: 0 < x < math.inf, "must be above 0")
 FINITE = (math.isfinite, "must be a number")
 RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
-    **dict.fromkeys(("hidden_size", "heads", "kv_heads", "intermediate_size"), AT_LEAST_1),
+    **dict.fromkeys(
+        ("hidden_size", "heads", "kv_heads", "intermediate_size", "head_dim"), AT_LEAST_1
+    ),
     **dict.fromkeys(("context_length", "steps", "batch_size"), AT_LEAST_1),
     **dict.fromkeys(("gradient_accumulation_steps", "log_interval"), AT_LEAST_1),
     **dict.fromkeys(("deck_stories", "top_k"), AT_LEAST_1),
-    **dict.fromkeys(("count", "documents", "held_out"), A_FEW),
+    **dict.fromkeys(("count", "documents"), A_FEW),
+    "held_out": (lambda x: 0 <= x <= AT_ONCE, f"must be from 0 to {AT_ONCE:,}"),
     **dict.fromkeys(("checkpoint_interval", "eval_interval", "warmup"), AT_LEAST_0),
     **dict.fromkeys(("max_new_tokens", "samples"), AT_LEAST_0),
     **dict.fromkeys(("presence_penalty", "frequency_penalty"), FINITE),
-    **dict.fromkeys(("lr", "min_lr", "weight_decay", "init_range", "temperature"), AT_LEAST_0),
+    **dict.fromkeys(("min_lr", "weight_decay", "init_range", "temperature"), AT_LEAST_0),
+    "lr": (lambda x: 0 < x <= MOST, f"must be above 0 and at most {MOST:,}"),
+    "dropout": (lambda x: 0 <= x < 1, "must be from 0, below 1"),
     **dict.fromkeys(("rope_theta", "repetition_penalty"), ABOVE_0),
     "min_p": (lambda x: 0 <= x <= 1, "must be from 0 to 1"),
     "layers": (lambda x: 1 <= x <= 10_000, "must be from 1 to 10,000"),
@@ -210,6 +309,17 @@ RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "top_p": (lambda x: 0 < x <= 1, "must be above 0 and at most 1"),
     "seed": (lambda x: 0 <= x < 2**63, "must be from 0 to 2**63 - 1"),
 }
+
+
+def words_of(path: Path) -> list[str]:
+    """The options of a JSON file, as they would be typed. Raises: ValueError for what is none."""
+    words = []
+    for name, value in read_json(path).items():
+        if isinstance(value, list | dict):
+            raise ValueError(f"{path}: {name} must be one value, not {value!r:.60}")
+        if value is not None and value is not False:
+            words.append(f"--{name.replace('_', '-')}" + ("" if value is True else f"={value}"))
+    return words
 
 
 def check_options(a: argparse.Namespace) -> None:
@@ -242,8 +352,12 @@ def check_options(a: argparse.Namespace) -> None:
 
 def main(argv: list[str] | None = None) -> int:
     """Run a command; a caller's mistake is one line on the error channel and exit code 1."""
-    arguments = parser().parse_args(argv)
+    top = parser()
+    arguments = top.parse_args(argv)
     try:
+        if getattr(arguments, "config", None) is not None:
+            words = [*(sys.argv[1:] if argv is None else argv)]
+            arguments = top.parse_args([words[0], *words_of(arguments.config), *words[1:]])
         check_options(arguments)
         arguments.command(arguments)
     except BrokenPipeError:
@@ -258,9 +372,8 @@ def main(argv: list[str] | None = None) -> int:
         message = " ".join(str(error).splitlines()) or type(error).__name__
         tell(f"error: {message}")
         return 1
-    except KeyboardInterrupt:
-        advice = "; train --resume goes on from the last checkpoint"
-        tell("interrupted" + advice * (arguments.command is train))
+    except KeyboardInterrupt as error:
+        tell(f"interrupted{error}")
         return 130
     return 0
 
@@ -317,7 +430,7 @@ def train(a: argparse.Namespace) -> None:
     """Train, and save the model with its tokenizer."""
     from minillm.training import distributed
     from minillm.training.checkpoint import CheckpointError
-    from minillm.training.evaluation import evaluate, token_byte_lengths
+    from minillm.training.evaluation import token_byte_lengths
     from minillm.training.run import Run
     from minillm.training.trainer import Trainer
 
@@ -332,9 +445,8 @@ def train(a: argparse.Namespace) -> None:
         tokenizer = tokenizer or _tokenizer(a.output_dir)
         model, config = _model(a, tokenizer).to(place), _config(a)
         looks: dict[str, Any] = {}
-        if not is_file(a):
-            held_out = stories(a.corpus, a.held_out, "held out")
-            looks["validate"] = lambda m: {"held_out": evaluate(m, tokenizer, held_out)}
+        if held_out := held_out_texts(a):
+            looks["validate"] = lambda m: {"held_out": measure(m, tokenizer, held_out, a)}
         if not a.quiet:
             looks |= {"sample": lambda m: _early_text(a, m, tokenizer), "on_log": _show}
         looks |= {"token_bytes": token_byte_lengths(tokenizer), "progress": not a.quiet}
@@ -346,7 +458,10 @@ def train(a: argparse.Namespace) -> None:
                 stands = "resumed at" if found else "no whole checkpoint to go on from, so from"
                 tell(f"{stands} step {trainer.step}")
         start = time.perf_counter()
-        trainer.train()
+        try:
+            trainer.train()
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt(_keep(a, trainer)) from None
         tensors = distributed.whole_tensors(model)
         if first:
             _finish(a, tokenizer, tensors, trainer, time.perf_counter() - start)
@@ -356,6 +471,16 @@ def train(a: argparse.Namespace) -> None:
         if lock is not None:
             lock.release()
         distributed.stop()
+
+
+def _keep(a: argparse.Namespace, trainer: Any) -> str:
+    """Write a checkpoint of an interrupted run, if there is something to keep; how to go on."""
+    from minillm.training.checkpoint import checkpoints
+
+    if trainer.processes.size == 1 and trainer.step and not trainer.step_incomplete:
+        trainer.run.save(trainer)
+    found = checkpoints(a.output_dir)
+    return f"; train --resume goes on from {found[-1].name}" if found else ""
 
 
 def _prepare(a: argparse.Namespace) -> tuple[Any, Any]:
@@ -381,7 +506,7 @@ def _prepare(a: argparse.Namespace) -> tuple[Any, Any]:
     elif a.tokenizer is not None or a.init_from is not None:
         tokenizer = _tokenizer(a.tokenizer or a.init_from)
     else:
-        texts = documents(a.corpus) if is_file(a) else stories(a.corpus, 2000, "tokenizer")
+        texts = documents_to_learn(a) if is_file(a) else stories(a.corpus, 2000, "tokenizer")
         tokenizer = BPETokenizer.train(texts, a.vocab_size, special_tokens=[END])
     if tokenizer.eos_token_id is None:
         raise ValueError(f"the tokenizer has no end token, such as {END}")
@@ -401,7 +526,7 @@ def _prepare(a: argparse.Namespace) -> tuple[Any, Any]:
     tokenizer.save(a.output_dir)
     begin_run_info(a)
     if is_file(a) and not (a.resume and (a.output_dir / "tokens.npy").exists()):
-        encoded = (tokenizer.encode_ordinary(text) for text in documents(a.corpus))
+        encoded = (tokenizer.encode_ordinary(text) for text in documents_to_learn(a))
         ends = {"vocab_size": tokenizer.vocab_size, "eos_token_id": tokenizer.eos_token_id}
         TokenDataset.write(a.output_dir / "tokens.npy", encoded, **ends)
     return tokenizer, lock
@@ -422,6 +547,8 @@ def _model_config(a: argparse.Namespace, tokenizer: Any) -> Any:
             num_hidden_layers=a.layers,
             num_attention_heads=a.heads,
             num_key_value_heads=a.kv_heads,
+            head_dim=a.head_dim,
+            attention_dropout=a.dropout,
             intermediate_size=a.intermediate_size or -(-8 * a.hidden_size // 3 // 32) * 32,
             max_position_embeddings=max(512, 2 * a.context_length),
             tie_word_embeddings=True,
@@ -600,6 +727,47 @@ def documents(path: str | Path) -> Iterator[str]:
         yield rest
 
 
+def _parted(a: argparse.Namespace, learned: bool) -> Iterator[str]:
+    """The documents of a file to learn from, or those held out: every tenth; of fewer than ten, the
+    last tenth of each."""
+    first = [text for text, _ in zip(documents(a.corpus), range(10), strict=False)]
+    if len(first) < 10:
+        for text in first:
+            cut = len(text) * 9 // 10 if a.held_out else len(text)
+            yield text[:cut] if learned else text[cut:]
+        return
+    for number, text in enumerate(documents(a.corpus)):
+        if (number % 10 < 9 or not a.held_out) == learned:
+            yield text
+
+
+def documents_to_learn(a: argparse.Namespace) -> Iterator[str]:
+    """The documents of a file without those that are held out."""
+    return (text for text in _parted(a, learned=True) if text)
+
+
+def held_out_texts(a: argparse.Namespace) -> list[str]:
+    """What a run is measured on: stories that it never saw, or the held-out part of its file."""
+    if not is_file(a):
+        return stories(a.corpus, a.held_out, "held out")
+    texts = (text for text in _parted(a, learned=False) if text.strip())
+    return [text for text, _ in zip(texts, range(a.held_out), strict=False)]
+
+
+def measure(model: Any, tokenizer: Any, texts: list[str], a: argparse.Namespace) -> float:
+    """Bits per byte: of whole stories, or of a file's texts, read in windows."""
+    from minillm.checks import context_length
+    from minillm.training.evaluation import evaluate
+    from minillm.training.scoring import evaluate_text
+
+    if not is_file(a):
+        return evaluate(model, tokenizer, texts)
+    window = getattr(a, "context_length", None) or min(1024, context_length(model.config))
+    sizes = [len(text.encode()) for text in texts]
+    bits = [evaluate_text(model, tokenizer, text, window=window) for text in texts]
+    return sum(x * size for x, size in zip(bits, sizes, strict=True)) / sum(sizes)
+
+
 def source(a: argparse.Namespace, tokenizer: Any) -> Any:
     """Batches of fresh stories, of the documents of a file, or of random windows of it."""
     from minillm.stories.curriculum import DeckDocuments, ExactBatches
@@ -630,12 +798,13 @@ def source(a: argparse.Namespace, tokenizer: Any) -> Any:
 FIXED = (
     *("family", "hidden_size", "layers", "heads", "kv_heads", "intermediate_size"),
     *("context_length", "rope_theta", "init_from", "deck_cards", "exact_targets"),
+    *("head_dim", "dropout"),
 )
 
 
 def options(a: argparse.Namespace) -> dict[str, Any]:
     """What was asked for, as JSON can hold it."""
-    skip = ("command", "quiet", "resume")
+    skip = ("command", "quiet", "resume", "config")
     return {k: str(v) if isinstance(v, Path) else v for k, v in vars(a).items() if k not in skip}
 
 
@@ -662,7 +831,8 @@ def check_same_run(a: argparse.Namespace) -> None:
     both = []
     for given in (saved, options(a)):
         corpus = Path(given["corpus"]).name  # its folder may have moved
-        both.append({"corpus": corpus, **{name: given.get(name) for name in FIXED}})
+        fixed = {name: given.get(name) or None for name in FIXED}  # a dropout of 0 is none
+        both.append({"corpus": corpus, **fixed})
     check_settings(*both)
 
 
@@ -705,7 +875,7 @@ def generate_texts(a: argparse.Namespace) -> None:
             model = distributed.wrap(model, a.parallel)
         begin = _begin(model, tokenizer, a.prompt)
         new = _new_tokens(a.max_new_tokens, len(begin), context_length(model.config))
-        how = {"count": a.count, "sampler": drawn_by, "max_new_tokens": new}
+        how = {"count": a.count, "sampler": drawn_by, "max_new_tokens": new, "stop": a.stop}
         texts = sample_texts(model, tokenizer, begin, prompt=a.prompt, **how)
         if distributed.world().rank == 0:
             show("\n\n".join(texts))
@@ -759,13 +929,21 @@ def chat(a: argparse.Namespace) -> None:
 
 
 def evaluate_folder(a: argparse.Namespace) -> None:
-    """Print bits per byte on held-out stories, the floor, and how many samples are stories."""
+    """Print bits per byte; of stories also the floor, and how many samples are stories."""
     from minillm.generation.sampling import Sampler
-    from minillm.training.evaluation import evaluate
 
     model, tokenizer = _load(a)
+    whole, a.held_out = a.corpus is not None, a.documents
+    a.corpus = a.corpus or _corpus_of(a.folder)
+    if is_file(a):
+        texts = list(documents(a.corpus))[: a.documents] if whole else held_out_texts(a)
+        part = "" if whole else "the held-out part of "
+        if not texts:
+            raise ValueError(f"{part}{a.corpus} holds no text")
+        print(f"bits per byte  {measure(model, tokenizer, texts, a):.4f}  on {part}{a.corpus}")
+        return
     grammar = language(a.corpus)
-    measured = evaluate(model, tokenizer, stories(a.corpus, a.documents, "held out"))
+    measured = measure(model, tokenizer, held_out_texts(a), a)
     floor = grammar.bits_per_byte()
     print(f"bits per byte  {measured:.4f}  on {a.documents} held-out stories, ends included")
     print(f"floor          {floor:.4f}  which no model can beat; ratio {measured / floor:.3f}")
@@ -779,16 +957,21 @@ def evaluate_folder(a: argparse.Namespace) -> None:
         print(f"valid stories  {valid} of {len(texts)} sampled at temperature 1")
 
 
+def _corpus_of(folder: Path) -> str:
+    """What the run of a folder was trained on; English stories if it does not say."""
+    with suppress(OSError, ValueError):
+        return read_run_info(folder / RUN_INFO)["options"]["corpus"]
+    return "stories-en"
+
+
 def _load(a: argparse.Namespace) -> tuple[Any, Any]:
     """Model and tokenizer of the folder or of the GGUF file."""
-    import torch
-
     from minillm.pretrained.load import from_pretrained
 
     if not a.folder.exists():
         kind = "file" if a.folder.suffix == ".gguf" else "folder"
         raise FileNotFoundError(f"there is no {kind} {a.folder}")
-    model, tokenizer = from_pretrained(a.folder, dtype=torch.float32, device=device(a))
+    model, tokenizer = from_pretrained(a.folder, dtype=a.dtype, device=device(a))
     if tokenizer is None:
         raise ValueError(f"{a.folder} has no tokenizer")
     return model, tokenizer
@@ -816,21 +999,25 @@ def sample_texts(
     count: int = 1,
     sampler: Any,
     max_new_tokens: int,
+    stop: list[str] | None = None,
 ) -> list[str]:
-    """`count` texts that go on after the ids `begin` of a prompt, without the end token."""
+    """`count` texts that go on after the ids `begin` of a prompt, without the end token or stop."""
     import torch
 
     from minillm.generation.decoding import generate
 
     prompts = torch.tensor([begin] * count, device=model.lm_head.weight.device)
     sampler = known_only(sampler, tokenizer, model.config.vocab_size)
-    rows = generate(model, prompts, max_new_tokens=max_new_tokens, sampler=sampler)
+    stops: dict[str, Any] = {} if stop is None else {"stop": stop, "tokenizer": tokenizer}
+    rows = generate(model, prompts, max_new_tokens=max_new_tokens, sampler=sampler, **stops)
     ends, texts = {*model.config.eos_token_ids, tokenizer.eos_token_id}, []
     for row in rows[:, len(begin) :].tolist():
         new = row[: next((i for i, token in enumerate(row) if token in ends), len(row))]
         # a text that begins loses its first space in some tokenizers; one that goes on must not
         rest = tokenizer.decode_bytes(new).decode("utf-8", "replace")
-        texts.append(prompt + rest if prompt else tokenizer.decode(new))
+        text = rest if prompt else tokenizer.decode(new)
+        first = min((text.find(word) for word in stop or () if word in text), default=len(text))
+        texts.append(prompt + text[:first])
     return texts
 
 

@@ -79,7 +79,7 @@ def answer(
 
     start = time.perf_counter()
     try:
-        pieces = conversation.ask(text, max_new_tokens=a.max_new_tokens, sampler=sampler)
+        pieces = conversation.stream(text, max_new_tokens=a.max_new_tokens, sampler=sampler)
     except ContextFullError as error:
         tell(f"{error}: /reset begins a new conversation")
         return

@@ -73,7 +73,11 @@ class Conversation:
         covered = trained if rotary is None else rotary.max_length
         return trained if covered == math.inf else int(covered)
 
-    def ask(
+    def ask(self, text: str, **options: Any) -> str:
+        """The whole answer to what the user says; options and errors as those of `stream`."""
+        return "".join(self.stream(text, **options))
+
+    def stream(
         self,
         text: str,
         *,

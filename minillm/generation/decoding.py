@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from minillm.cache.base import KVCache
-from minillm.checks import check_drawn, check_prompt, check_room
+from minillm.checks import check_drawn, check_model, check_prompt, check_room
 from minillm.config import ModelConfig
 from minillm.generation.sampling import GREEDY, end_ids, enforce_min_new_tokens
 from minillm.modes import EvalMode
@@ -173,6 +173,7 @@ def generate(
     Raises: ValueError for an empty prompt, padding on the right, stop strings without a tokenizer,
         a static cache for more tokens than the model has positions.
     """
+    check_model(model)
     check_prompt(input_ids, attention_mask, max_new_tokens, model.config.vocab_size)
     stopping = StoppingCriteria(eos_token_id, model.config)
     if stop is not None:

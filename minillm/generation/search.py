@@ -10,10 +10,11 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from minillm.device import to_float64
 from minillm.generation.sampling import end_ids, enforce_min_new_tokens
+from minillm.modes import EvalMode
 
 __all__ = ["Hypothesis", "Step", "beam_search", "exhaustive_search", "viterbi_segment"]
 
@@ -55,11 +56,15 @@ class Hypothesis:
     score: float
 
 
-def _next_log_probs(step: Step, prompt: Tensor, paths: list[list[int]]) -> Tensor:
+def _next_log_probs(step: Step | nn.Module, prompt: Tensor, paths: list[list[int]]) -> Tensor:
     """Log-probabilities (N, V) in float64 of what follows the prompt (T,) and each path."""
     tails = torch.tensor(paths, dtype=torch.long, device=prompt.device).view(len(paths), -1)
     ids = torch.cat([prompt.expand(len(paths), -1), tails], dim=1)
-    logits = step(ids)
+    if isinstance(step, nn.Module):
+        with EvalMode(step), torch.no_grad():
+            logits = step(ids)[:, -1]
+    else:
+        logits = step(ids)
     if not (logits < math.inf).all():
         raise ValueError("logits hold NaN or +inf")
     return to_float64(logits).log_softmax(-1)
@@ -113,7 +118,7 @@ def _longer(
 
 
 def beam_search(
-    step: Step,
+    step: Step | nn.Module,
     prompt: Tensor,
     *,
     num_beams: int,
@@ -125,12 +130,16 @@ def beam_search(
 ) -> list[Hypothesis]:
     """The best sequences that a beam of `num_beams` finds, best first; a beam of one is greedy.
 
-    `step` maps ids (N, T) to the logits (N, V) of the next token. A sequence ends with a token of
-    `eos_token_id`, if that is among the `num_beams` best candidates, or at `max_new_tokens`; it has
-    at least `min_new_tokens`, the end included. Ranked by log_prob / length**length_penalty.
+    `step` is a model, or a function of ids (N, T) to the logits (N, V) of the next token; `prompt`
+    holds ids (T,) or (1, T). All ids are read anew for each new token. A sequence ends with a token
+    of `eos_token_id`, if that is among the `num_beams` best candidates, or at `max_new_tokens`; it
+    has at least `min_new_tokens`, the end included. Ranked by log_prob / length**length_penalty.
 
-    Raises: ValueError for sizes below 1, num_return > num_beams, a negative length_penalty, and
-        logits that hold NaN or +inf (-inf forbids a token).
+        best = beam_search(model, prompt, num_beams=4, max_new_tokens=40, eos_token_id=end)[0]
+        text = tokenizer.decode(best.ids)
+
+    Raises: ValueError for several prompts, sizes below 1, num_return > num_beams, a negative
+        length_penalty, and logits that hold NaN or +inf (-inf forbids a token).
     """
     if min(num_beams, max_new_tokens, num_return) < 1 or num_return > num_beams:
         raise ValueError(
@@ -139,6 +148,8 @@ def beam_search(
         )
     if length_penalty < 0:
         raise ValueError(f"length_penalty must be >= 0, got {length_penalty}")
+    if prompt.dim() > 2 or (prompt.dim() == 2 and len(prompt) != 1):
+        raise ValueError(f"beams go on from one prompt, (T,) or (1, T), not {tuple(prompt.shape)}")
     ends = end_ids(eos_token_id)
     live: list[tuple[list[int], float]] = [([], 0.0)]
     done: list[Hypothesis] = []

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from minillm.cache.base import KVCache
-from minillm.checks import check_prompt
+from minillm.checks import check_model, check_prompt
 from minillm.device import to_float64
 from minillm.generation.decoding import FROM_CONFIG, StoppingCriteria
 from minillm.generation.sampling import GREEDY, Sampler, draw
@@ -124,6 +124,7 @@ def speculative_generate(
         model with states, which cannot forget a refused guess.
     Source: Leviathan et al. 2023.
     """
+    check_model(model)
     check_prompt(input_ids, None, max_new_tokens, model.config.vocab_size)
     if len(input_ids) != 1 or model.config.vocab_size != draft.config.vocab_size:
         sizes = f"{model.config.vocab_size} and {draft.config.vocab_size}"

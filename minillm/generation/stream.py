@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from minillm.cache.base import KVCache
-from minillm.checks import check_prompt, check_utf8
+from minillm.checks import check_model, check_prompt, check_tokenizer, check_utf8
 from minillm.config import ModelConfig
 from minillm.generation.decoding import (
     FROM_CONFIG,
@@ -94,6 +94,7 @@ def stream_text(
     `cache` and `on_token` are as in `generate`.
     Raises: ValueError as `generate`, and if the chat template refuses the conversation.
     """
+    check_tokenizer(tokenizer)
     if isinstance(prompt, str):
         prompt = torch.tensor([tokenizer.encode(prompt)], dtype=torch.long)
     elif not isinstance(prompt, Tensor):
@@ -101,6 +102,7 @@ def stream_text(
         stop = [stop] if isinstance(stop, str) else list(stop or ())
         stop += tokenizer.special_tokens  # no message may spell one, so no answer may either
     prompt = prompt.to(model.lm_head.weight.device)
+    check_model(model)
     check_prompt(prompt, None, max_new_tokens, model.config.vocab_size)
     stopping = StopStrings(FROM_CONFIG, stop, tokenizer, model.config)
     memory = open_cache(model, cache, prompt, max_new_tokens)

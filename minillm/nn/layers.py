@@ -43,6 +43,7 @@ class LayerNorm(nn.Module):
         self.bias = nn.Parameter(torch.zeros(size)) if bias else None
 
     def forward(self, x: Tensor) -> Tensor:
+        """(..., C) -> (..., C), each vector by itself."""
         return F.layer_norm(x, self.weight.shape, self.weight, self.bias, self.eps)
 
     def extra_repr(self) -> str:
@@ -67,6 +68,7 @@ class RMSNorm(nn.Module):
         self.weight = nn.Parameter(torch.full((size,), 1.0 - offset))
 
     def forward(self, x: Tensor) -> Tensor:
+        """(..., C) -> (..., C), each vector by itself."""
         size = self.weight.shape
         if self.offset:
             high = torch.promote_types(x.dtype, torch.float32)
@@ -143,6 +145,7 @@ class MLP(nn.Module):
         self.down_proj = nn.Linear(intermediate_size, hidden_size, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
+        """(..., C) -> (..., C), each position by itself."""
         return self.down_proj(self.activation(self.up_proj(x)))
 
 
@@ -169,6 +172,7 @@ class GatedMLP(nn.Module):
         self.down_proj = nn.Linear(intermediate_size, hidden_size, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
+        """(..., C) -> (..., C), each position by itself."""
         return self.down_proj(self.activation(self.gate_proj(x)) * self.up_proj(x))
 
 
@@ -198,6 +202,7 @@ class DecoderLayer(nn.Module):
         is_causal: bool = False,
         cache: SupportsUpdate | None = None,
     ) -> Tensor:
+        """Attention, then the feed-forward block: (B, T, C) -> (B, T, C)."""
         normed = self.input_layernorm(x)
         x = x + self.self_attn(normed, rope=rope, mask=mask, is_causal=is_causal, cache=cache)
         return x + self.mlp(self.post_attention_layernorm(x))

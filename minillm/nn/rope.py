@@ -139,6 +139,7 @@ class RotaryEmbedding(nn.Module):
         return self
 
     def forward(self, position_ids: Tensor) -> Rotation:
+        """The rotation of these positions, to be called on queries and keys. Shape: (B, T)."""
         device = position_ids.device
         if device.type == "cpu" and not torch.compiler.is_compiling():
             self.warn_beyond(int(position_ids.max()) + 1)  # elsewhere reading it would wait

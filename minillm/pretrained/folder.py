@@ -110,6 +110,9 @@ def read_folder(
     Raises: ValueError if a weight is missing, unexpected or of another shape, each named, or if the
         config says what is not computed; FileNotFoundError if there is no such file.
     """
+    if not resolve(folder / "config.json").exists() and any(folder.glob("step-*/state.json")):
+        road = "Trainer(..., run=Run(folder)).resume() reads it, save_pretrained writes its model"
+        raise FileNotFoundError(f"{folder} holds a run and no config.json: {road}")
     data = read_json(folder / "config.json")
     config = layout.read_config(data, _generation(folder))
     stored = read_tensors(folder)
@@ -267,8 +270,12 @@ def _state_of(layout: Layout, model: nn.Module) -> dict[str, Tensor]:
     if hasattr(model, "packed_layers"):  # a copy of the weights lies beside the model's own
         state = {k: v for k, v in state.items() if k in wanted}
     if state.keys() != wanted.keys():
-        strange = _some(sorted(state.keys() - wanted.keys()))
-        which = f"{len(state)} weights, its config says {len(wanted)}; not known: {strange}"
+        strange, lacking = (
+            sorted(state.keys() - wanted.keys()),
+            sorted(wanted.keys() - state.keys()),
+        )
+        which = f"not known: {_some(strange)}" if strange else f"not there: {_some(lacking)}"
+        which = f"{len(state)} weights, its config says {len(wanted)}; {which}"
         raise ValueError(f"a {type(model).__name__} cannot be saved that has {which}")
     # Hooks may stay: they change no weight, and most are there to look. No reader expects them.
     check_unchanged(model, built, LOST)

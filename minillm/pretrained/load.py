@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from minillm.checks import check_model, check_tokenizer
 from minillm.config import ModelConfig
 from minillm.files import resolve
 from minillm.model import CausalLM
@@ -99,6 +100,9 @@ def save_pretrained(
         saved), for adapters that are not merged, and for a folder that holds an adapter;
         OSError if the disk is too small, before anything is written where that can be known.
     """
+    check_model(model)
+    if tokenizer is not None:
+        check_tokenizer(tokenizer)
     write_folder(LAYOUT, model, folder, tokenizer=tokenizer, max_shard_bytes=max_shard_bytes)
 
 

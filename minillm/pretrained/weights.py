@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from itertools import islice
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -38,12 +39,12 @@ def _rename(name: str, pairs: list[tuple[str, str]]) -> str:
     return name
 
 
-def layer_name(name: str, config: ModelConfig | None) -> str:
-    """A layer's name in its family's checkpoints; without a config, the name itself.
+def layer_name(name: str, config: Any) -> str:
+    """A layer's name in its family's checkpoints; of a model that is none of ours, the name itself.
 
     In GPT-2 and Falcon q_proj, k_proj and v_proj are one layer.
     """
-    if config is None:
+    if not hasattr(config, "family"):
         return name
     if config.model_type in ("gpt2", "falcon"):
         name = re.sub(r"\.self_attn\.[qkv]_proj$", ".self_attn.qkv", name)

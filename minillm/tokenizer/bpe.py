@@ -15,7 +15,15 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from minillm.checks import check_one_of, check_texts, check_tokens, check_utf8, quoted, texts_of
+from minillm.checks import (
+    check_one_of,
+    check_one_row,
+    check_texts,
+    check_tokens,
+    check_utf8,
+    quoted,
+    texts_of,
+)
 from minillm.tokenizer.pretokenizer import GPT4_PATTERN, make_pre_tokenizer, well_formed
 
 __all__ = [
@@ -236,7 +244,8 @@ class BPETokenizer:
         ids = ids.tolist() if hasattr(ids, "tolist") else ids
         try:
             return b"".join(map(self._bytes.__getitem__, ids))
-        except KeyError as error:
+        except (KeyError, TypeError) as error:
+            check_one_row(ids)
             raise ValueError(f"no token has the id {error}; there are {len(self)} ids") from None
 
     def decode(

@@ -2,7 +2,7 @@
 
 import os
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from torch import Tensor
@@ -55,6 +55,8 @@ class PlainBatches:
         pair = isinstance(batch, tuple | list) and len(batch) == 2
         if not (pair and all(isinstance(x, Tensor) for x in batch)):
             road = "of texts, RowBatches or TextDocuments and DocumentBatches make batches"
+            if isinstance(batch, Mapping):  # as transformers has them: it shifts by one itself
+                road = "of ids (B, T) inputs are ids[:, :-1], targets ids[:, 1:]"
             raise ValueError(f"a batch must be (inputs, targets), not {quoted(batch)}; {road}")
         return batch[0], batch[1]
 

@@ -139,7 +139,11 @@ class Run:
 def _load(trainer: Trainer, path: Path) -> None:
     """Take the state of a checkpoint, or none of it."""
     state = checkpoint.read_state(path, of_run=True)
-    check_settings(state["config"], _settings(trainer))
+    saved, now = state["config"], _settings(trainer)
+    if {**saved, "steps": 0} == {**now, "steps": 0} != now != saved:
+        ended = f"a run of {saved.get('steps')} steps has no {now['steps']}"
+        raise ValueError(f"{ended}: to train its model further is a new Run, with its own rate")
+    check_settings(saved, now)
     before = trainer.batches.state_dict()
     trainer.batches.load_state_dict(state["source"])  # if it refuses, nothing has been loaded
     try:

@@ -134,12 +134,12 @@ def test_a_prompt_begins_as_the_tokenizers_file_asks(trained):
 
 
 def test_training_starts_from_a_saved_model(trained, tmp_path, capsys):
-    """With its shape, weights and tokenizer: at rate 0 nothing moves, else the loss goes on."""
+    """With its shape, weights and tokenizer: near rate 0 nothing moves, else the loss goes on."""
     still, moved = tmp_path / "still", tmp_path / "moved"
     options = ["--init-from", trained, *SMALL, "--hidden-size", 64, "--steps", 2]
-    assert train(still, "--lr", 0, *options[:-2], "--steps", 1, "--lr", 0) == 0
+    assert train(still, *options[:-2], "--steps", 1, "--lr", 1e-9) == 0
     before, after = (load_file(f / "model.safetensors") for f in (trained, still))
-    assert all(torch.equal(before[name], after[name]) for name in before | after)
+    assert all(torch.allclose(before[n], after[n], atol=1e-7) for n in before | after)
     assert (still / "tokenizer.json").read_bytes() == (trained / "tokenizer.json").read_bytes()
     assert train(moved, *options) == 0
     records = [json.loads(line) for line in (moved / "metrics.jsonl").read_text().splitlines()]
@@ -315,7 +315,7 @@ def test_train_on_a_text_file(tmp_path, layout, capsys):
     assert tokenizer.add_bos == (layout != "windows")  # a window begins anywhere
     data = TokenDataset(out / "tokens.npy", eos_token_id=tokenizer.eos_token_id)
     texts = [tokenizer.decode(data[a : b - 1].tolist()) for a, b in data.documents()]
-    assert texts == documents
+    assert texts == [text for i, text in enumerate(documents) if i % 10 < 9]
 
 
 def test_train_shows_progress_and_early_samples(tmp_path, capsys):
@@ -466,13 +466,13 @@ def test_documents_of_a_text_file_are_read_without_empty_ones(tmp_path):
         (["train", "--steps", -5], "--steps -5 must be from 1 to"),
         (["train", "--weight-decay", -0.1], "--weight-decay -0.1 must be from 0 to"),
         (["train", "--init-range", -1], "--init-range -1.0 must be from 0 to"),
-        (["train", "--lr", "nan"], "--lr nan must be from 0 to"),
+        (["train", "--lr", "nan"], "--lr nan must be above 0"),
         (["train", "--min-lr", 1], "--min-lr 1.0 is above --lr 0.005"),
         (["train", "--rope-theta", 0], "--rope-theta 0.0 must be above 0"),
         (["train", "--vocab-size", 256], "--vocab-size 256 must be at least 257"),
         (["train", "--gradient-accumulation-steps", 0], "--gradient-accumulation-steps 0 must be"),
         (["train", "--eval-interval", -1], "--eval-interval -1 must be from 0"),
-        (["train", "--held-out", 0], "--held-out 0 must be from 1"),
+        (["train", "--held-out", -1], "--held-out -1 must be from 0"),
         (["train", "--seed", -1], "--seed -1 must be from 0"),
         (["train", "--heads", 3], "--family llama --hidden-size 32 --heads 3: hidden_size 32"),
         (["train", "--kv-heads", 3], "--family llama --hidden-size 32 --heads 4 --kv-heads 3: 4"),
@@ -669,8 +669,7 @@ def test_an_interrupt_advises_what_helps(command, monkeypatch, capsys):
     names = {"train": "train", "generate": "generate_texts", "eval": "evaluate_folder"}
     monkeypatch.setattr(cli, names[command], interrupted)
     assert (train("x") if command == "train" else run(command, "x")) == 130
-    advice = "; train --resume goes on from the last checkpoint" if command == "train" else ""
-    assert capsys.readouterr().err == f"interrupted{advice}\n"
+    assert capsys.readouterr().err == "interrupted\n"
 
 
 # What a run left behind

@@ -131,7 +131,7 @@ def test_verbose_tells_what_was_computed(folder, talk, kept):
     told = [[int(n) for n in found] for found in PROMPT.findall(errors)]
     _, chat = answers(folder, [])
     for line, (prompt, computed, new) in zip(LINES, told, strict=True):
-        list(chat.ask(line, max_new_tokens=12))
+        list(chat.stream(line, max_new_tokens=12))
         assert prompt == chat.prompt_length and computed == prompt - chat.reused
         assert new == len(chat.ids) - prompt
     assert told[2][0] > 2 * told[2][1]  # most of the third prompt was there

@@ -193,11 +193,11 @@ def test_an_answer_that_was_stopped_is_in_the_conversation_as_it_was_shown():
     tokenizer = tokenizer_with()
     model = model_for(tokenizer, seed=2)
     ids = [*tokenizer.encode("the cat 猫 sat <|im_"), tokenizer.eos_token_id]
-    pieces = list(Conversation(model, tokenizer).ask("the 猫", sampler=Says(ids)))
+    pieces = list(Conversation(model, tokenizer).stream("the 猫", sampler=Says(ids)))
     assert len(ids) > len(pieces) > 5 and "".join(pieces) == "the cat 猫 sat <|im_"
     for shown in range(len(pieces)):
         chat = Conversation(model, tokenizer)
-        answer = chat.ask("the 猫", sampler=Says(ids))
+        answer = chat.stream("the 猫", sampler=Says(ids))
         text = "".join(next(answer) for _ in range(shown))
         assert chat.messages[1:] == [{"role": "assistant", "content": text}] and not chat.ended
         other = fresh(chat, chat.messages)
@@ -225,7 +225,7 @@ def test_an_interrupt_in_the_middle_of_a_pass_leaves_a_sound_conversation(layer,
     hook = model.model.layers[layer].mlp.register_forward_hook(interrupt)
     shown = ""
     with pytest.raises(KeyboardInterrupt):
-        for piece in chat.ask("the cat"):
+        for piece in chat.stream("the cat"):
             shown += piece
     hook.remove()
     assert chat.messages[-1] == {"role": "assistant", "content": shown} and not chat.ended

@@ -1,0 +1,137 @@
+"""What a user of another library hands in by habit gets one sentence that says what is wanted."""
+
+import pytest
+import torch
+
+import minillm
+from minillm import (
+    BPETokenizer,
+    CausalLM,
+    ModelConfig,
+    TrainConfig,
+    Trainer,
+    add_lora,
+    attention_maps,
+    beam_search,
+    evaluate,
+    generate,
+    save_pretrained,
+    stream_text,
+)
+
+transformers = pytest.importorskip("transformers")
+
+
+@pytest.fixture(scope="module")
+def ours():
+    tokenizer = BPETokenizer.train("a b c " * 9, 260, special_tokens=["<|endoftext|>"])
+    return CausalLM(ModelConfig(260, 16, 1, 2, 24)), tokenizer
+
+
+@pytest.fixture(scope="module")
+def theirs(ours, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("saved")
+    ours[0].save_pretrained(folder, ours[1])
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    return transformers.AutoModelForCausalLM.from_pretrained(folder), tokenizer
+
+
+IDS = torch.tensor([[1, 2, 3]])
+CASES = {
+    "their model": (lambda m, t: generate(m, IDS, max_new_tokens=1), 0, "no model of minillm"),
+    "their model, saved": (lambda m, t: save_pretrained(m, None, "x"), 0, "no model of minillm"),
+    "their config": (lambda m, t: CausalLM(m.config), 0, "not a transformers.LlamaConfig"),
+    "their tokenizer": (lambda m, t: evaluate(m, t, ["a"]), 1, "BPETokenizer.load"),
+    "their tokenizer, streamed": (
+        *(lambda m, t: [*stream_text(m, t, "a", max_new_tokens=1)], 1),
+        "no tokenizer of minillm",
+    ),
+    "their tokenizer, saved": (lambda m, t: save_pretrained(m, t, "x"), 1, "BPETokenizer.load"),
+    "their library's tokenizer": (
+        *(lambda m, t: evaluate(m, t.backend_tokenizer, ["a"]), 1),
+        "a tokenizers.Tokenizer is no tokenizer",
+    ),
+    "their encoding": (
+        *(lambda m, t: generate(m, t("a", return_tensors="pt"), max_new_tokens=1), 1),
+        "hand in its entries, **encoding",
+    ),
+    "their map": (lambda m, t: attention_maps(m, IDS), 0, "self_attn is LlamaAttention"),
+    "a dict as config": (lambda m, t: CausalLM({"vocab_size": 9}), None, "not a builtins.dict"),
+    "a name as model": (
+        *(lambda m, t: generate("gpt2", IDS, max_new_tokens=1), None),
+        "'gpt2' is no model of minillm: from_pretrained",
+    ),
+    "a text as prompt": (
+        *(lambda m, t: generate(m, "a", max_new_tokens=1), None),
+        r"torch.tensor([tokenizer.encode(text)])",
+    ),
+    "a list as prompt": (
+        *(lambda m, t: generate(m, [[1]], max_new_tokens=1), None),
+        r"torch.tensor([tokenizer.encode(text)])",
+    ),
+    "a batch of beams": (
+        *(lambda m, t: beam_search(m, IDS.expand(2, -1), num_beams=2, max_new_tokens=1), None),
+        "beams go on from one prompt",
+    ),
+    "a batch to decode": (lambda m, t: t.decode(IDS), None, "[decode(row) for row in ids]"),
+    "one text to evaluate": (lambda m, t: evaluate(m, t, "a"), None, "must be several texts"),
+    "texts to train on": (
+        *(lambda m, t: Trainer(m, ["a"], TrainConfig(1), progress=False).train(), None),
+        "RowBatches or TextDocuments",
+    ),
+    "their batches": (
+        *(lambda m, t: Trainer(m, [t("a")], TrainConfig(1), progress=False).train(), 1),
+        "inputs are ids[:, :-1], targets ids[:, 1:]",
+    ),
+    "a path to train on": (lambda m, t: Trainer(m, "x", TrainConfig(1)), None, "not be 'x'"),
+    "a path to learn from": (lambda m, t: BPETokenizer.train(__file__, 300), None, "read_text"),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_sentence_says_what_is_wanted(case, ours, theirs):
+    call, which, words = CASES[case]
+    model = theirs[0] if which == 0 else ours[0]
+    tokenizer = theirs[1] if which == 1 else ours[1]
+    with pytest.raises(ValueError) as error:
+        call(model, tokenizer)
+    assert words in str(error.value) and len(str(error.value).splitlines()) == 1
+
+
+def test_a_runs_folder_is_no_model_and_the_sentence_leads_to_one(tmp_path):
+    model, run = CausalLM(ModelConfig(50, 16, 1, 2, 24)), minillm.Run(tmp_path)
+    batches = minillm.WindowBatches(torch.arange(99) % 50, 2, 8)
+    Trainer(model, batches, TrainConfig(1), run=run, progress=False).train()
+    with pytest.raises(FileNotFoundError, match=r"holds a run .* save_pretrained writes its model"):
+        minillm.from_pretrained(tmp_path)
+
+
+def test_their_model_trains_behind_a_function_of_ids_to_scores(theirs):
+    class Scores(torch.nn.Module):
+        def __init__(self, model):
+            super().__init__()
+            self.model = model
+
+        def forward(self, ids):
+            return self.model(ids).logits
+
+    batches = [(IDS, IDS + 1)]
+    with pytest.raises(TypeError, match=r"must return its logits \(B, T, V\), a tensor"):
+        Trainer(theirs[0], batches, TrainConfig(1), progress=False).train()
+    history = Trainer(Scores(theirs[0]), batches, TrainConfig(3), progress=False).train()
+    assert history[-1]["loss"] > 0
+
+
+def test_adapters_go_onto_their_model(theirs):
+    names = add_lora(theirs[0], 2, 4)
+    assert "model.layers.0.self_attn.q_proj" in names
+    minillm.remove_lora(theirs[0])
+
+
+def test_a_model_has_the_methods_one_reaches_for(ours, tmp_path):
+    model, tokenizer = ours
+    ids = model.generate(IDS, max_new_tokens=2)
+    assert torch.equal(ids, generate(model, IDS, max_new_tokens=2))
+    model.save_pretrained(tmp_path, tokenizer)
+    again, _ = minillm.from_pretrained(tmp_path)
+    assert torch.equal(again.generate(IDS, max_new_tokens=2), ids)
