@@ -9,7 +9,7 @@ ifeq ($(CPU),1)
 export PIP_EXTRA_INDEX_URL := $(strip $(PIP_EXTRA_INDEX_URL) https://download.pytorch.org/whl/cpu)
 endif
 
-.PHONY: run lab test quick jitter real student grade build pull check bench help
+.PHONY: run lab test quick jitter real student grade class colab build pull check bench help
 .DEFAULT_GOAL := help
 
 help:            ## list the commands
@@ -48,6 +48,12 @@ student: $(READY) ## write student/, the course with every body of the package b
 
 grade: $(READY)  ## NB=03: which tests of a chapter your own copy passes, what to write next
 	@$(BIN)/python tools/student.py grade $(NB)
+
+class: $(READY)  ## build/class.zip, that copy for a class; NB="01 02": with these chapters filled in
+	@$(BIN)/python tools/student_class.py class $(NB)
+
+colab: $(READY)  ## REPO=https://... TAG=v1: build/colab/, pages whose first cell fetches the course
+	@$(BIN)/python tools/colab.py $(REPO) $(TAG)
 
 build: $(READY)  ## notebooks -> package
 	$(BIN)/python tools/build.py build

@@ -848,6 +848,9 @@ def sync(name: str) -> None:
     """
     here = Path.cwd()  # `make run` executes copies under build/
     only_check = "PYTEST_VERSION" in os.environ or "build" in (here.name, here.parent.name)
+    if "COLAB_RELEASE_TAG" in os.environ and not only_check:
+        print("on Colab a page lies outside the course's folder: nothing was built.")
+        return
     notebook, running = Notebook(ROOT, name), running_file()
     if running and not only_check and not (running.exists() and running.samefile(notebook.path)):
         kind = "is a copy" if running.exists() else "has been moved or renamed"

@@ -134,7 +134,7 @@ def handed_out(course: Path, *, deeper: bool) -> dict[str, bytes]:
     built = [blank for blank in build.owners(course).items() if deeper or "/" not in blank[1].name]
     for module, _ in built:
         files.pop(build.shown(module), None)
-    files["minillm/not_written.py"] = blanks.NOT_WRITTEN.encode()
+    files["not_written.py"] = blanks.NOT_WRITTEN.encode()
     for name in ("README.md", "Makefile"):
         files[name] = (course / "tools" / "student" / name).read_bytes()
     return files
@@ -568,17 +568,26 @@ def grade(copy: Copy, chapter: str) -> list[str]:
     )
     if not results:
         lines.append(f"no test was run: see {log}")
-    for result in counts["failed"][:5]:
-        lines.append(f"failed: {result['test']}\n        {result['message']}")
-    if len(counts["failed"]) > 5:
-        lines.append(f"        and {len(counts['failed']) - 5} more")
-    if counts["failed"]:
-        lines.append(f"all that the tests said: {log}")
+    lines += failed_lines(counts["failed"], log)
     lines += waiting_lines(copy, counts["waiting"], chapter)
     keep_progress(copy, chapter, {kind: len(found) for kind, found in counts.items()})
     total = written(copy).values()
     lines.append(f"in all: {sum(d for d, _ in total)} of {sum(t for _, t in total)} written")
     return lines
+
+
+def failed_lines(failed: list[dict], log: str) -> list[str]:
+    """Five tests that failed, each once, however many cases of it did, with its first message."""
+    cases: dict[str, list[dict]] = {}
+    for result in failed:
+        cases.setdefault(result["test"].partition("[")[0], []).append(result)
+    lines = []
+    for test, results in list(cases.items())[:5]:
+        times = f" ({len(results)} cases)" if len(results) > 1 else ""
+        lines.append(f"failed: {test}{times}\n        {results[0]['message']}")
+    if len(cases) > 5:
+        lines.append(f"        and {len(cases) - 5} more")
+    return [*lines, f"all that the tests said: {log}"] if failed else []
 
 
 def waiting_lines(copy: Copy, waiting: list[dict], chapter: str) -> list[str]:
@@ -658,7 +667,7 @@ def run(
         return [make(course or HERE, root, deeper=deeper)]
     copy = Copy(root)
     if command in ("fill", "grade") and not chapters:
-        raise StudentError(f"{command} which chapter? Such as: {command} 03")
+        raise StudentError(f"{command} which chapter? Such as: make {command} NB=03")
     if command == "grade":
         return [line for chapter in chapters for line in grade(copy, chapter)]
     if course is None:

@@ -1,6 +1,6 @@
 """The marked cells of a page with every body taken out, as `tools/student.py` hands them out.
 
-What stays: signatures, docstrings, fields, constants, imports, and bodies that say nothing (`...`).
+What stays: signatures, docstrings, fields, constants, imports, bodies that say nothing (`...`).
 A body becomes `raise NotWritten(name, page, cell)`; a value that is made by calling such a body as
 the module is imported becomes `unwritten(name, page, cell)`.
 """
@@ -9,16 +9,17 @@ from __future__ import annotations
 
 import ast
 import re
+import textwrap
 from collections.abc import Iterator
 from hashlib import sha256
 
 import build
 
-GIVEN = {"in_ascii"}  # stays whole: a module off the spine calls it as it is imported
-IMPORT = "from minillm.not_written import {}"
+GIVEN = {"in_ascii", "bytes_to_unicode"}  # stay whole: other modules call them when imported
+IMPORT = "from not_written import {}"
 BLANK = re.compile(r"\b(?:raise NotWritten|unwritten)\(\s*\"([\w.]+)\"")
 
-# minillm/not_written.py of a copy
+# not_written.py in a copy: no part of the package, whose tests count what it imports
 NOT_WRITTEN = '''"""What a body raises that is still to be written."""
 
 
@@ -123,9 +124,17 @@ def blank(source: str, page: str, cell: str, known: set[str]) -> tuple[str, list
 
 
 def cut_body(lines: list[str], node: ast.FunctionDef, new: str) -> tuple[int, int, str]:
-    """Which lines of a function its body takes, and what stands there instead."""
+    """Which lines of a function its body takes, and what stands there instead.
+
+    A comment names what the body imports, the attributes that it sets and the keys that it returns:
+    other modules have them or ask for them, and no reader could guess them.
+    """
     first, end = node.body[0], build.last_line(lines, node)
     indent = " " * (node.col_offset + 4)
+    kept = [n for n in ast.walk(node) if isinstance(n, ast.Import | ast.ImportFrom)]
+    said = [f"# where it is needed: {line}" for line in dict.fromkeys(map(ast.unparse, kept))]
+    said += [f"# {line}" for line in textwrap.wrap(promised(node), 97 - len(indent))]
+    new = f"\n{indent}".join([*said, new])
     if ast.get_docstring(node, clean=False) is not None:
         return first.end_lineno or 0, end, indent + new
     head = lines[first.lineno - 1][: first.col_offset].rstrip()
@@ -137,6 +146,22 @@ def cut_body(lines: list[str], node: ast.FunctionDef, new: str) -> tuple[int, in
     return start, end, indent + new
 
 
+def promised(node: ast.FunctionDef) -> str:
+    """The attributes that a function sets, and the keys of what it returns, in words."""
+    targets, keys = [], []
+    for n in ast.walk(node):
+        stored = isinstance(n, ast.Attribute) and isinstance(n.ctx, ast.Store)
+        if stored and ast.unparse(n.value) == "self":
+            targets.append(f"self.{n.attr}")
+        if isinstance(n, ast.Call) and ast.unparse(n.func) == "self.register_buffer":
+            targets.append(f"the buffer {ast.unparse(n.args[0])}")
+        if isinstance(n, ast.Return) and isinstance(n.value, ast.Dict):
+            keys += [ast.unparse(key) for key in n.value.keys if isinstance(key, ast.Constant)]
+    parts = [f"sets {', '.join(dict.fromkeys(targets))}"] if targets else []
+    parts += [f"the keys of what it returns: {', '.join(keys)}"] if keys else []
+    return "; ".join(parts)
+
+
 def add_import(lines: list[str], tree: ast.Module, new: str) -> None:
     """Put an import below the cell's own, or below its docstring, or first."""
     imports = [n for n in tree.body if isinstance(n, ast.Import | ast.ImportFrom)]
@@ -144,7 +169,7 @@ def add_import(lines: list[str], tree: ast.Module, new: str) -> None:
     if above := imports or opening:
         lines.insert(above[-1].end_lineno or 0, new if imports else f"\n{new}")
     else:
-        lines[:0] = [new, ""]
+        lines[:0] = [new, "", ""]
 
 
 def blank_page(data: dict, page: str) -> dict[str, list[str]]:

@@ -296,10 +296,11 @@ def same(ours: Any, theirs: Any) -> bool:
             isinstance(theirs, list) and len(ours) == len(theirs) and all(map(same, ours, theirs))
         )
     if isinstance(ours, float):
-        number = isinstance(theirs, int | float) and not isinstance(theirs, bool)
-        return number and (
-            math.isclose(ours, theirs, rel_tol=1e-4, abs_tol=1e-5) or ours != ours != theirs
-        )
+        if isinstance(theirs, bool) or not isinstance(theirs, int | float):
+            return False
+        if math.isnan(ours):
+            return math.isnan(theirs)
+        return math.isclose(ours, theirs, rel_tol=1e-4, abs_tol=1e-5)
     return type(ours) is type(theirs) and ours == theirs
 
 
@@ -381,8 +382,8 @@ class Grader:
         ]
         if row["not_run"] == len(wanted):
             notes.append("no test came to its end")
-        notes += [f"{name}: returns other values than the course's" for name in wrong]
         notes += [f"waits for {r['message']}" for r in ended if r["outcome"] == "waiting"]
+        notes += [f"{name}: returns other values than the course's" for name in wrong]
         row["first_message"] = notes[0] if notes else ""
         row["verdict"] = "passed" if row["passed"] == len(wanted) and not wrong else "not passed"
 

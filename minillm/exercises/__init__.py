@@ -51,6 +51,7 @@ MODULES = {
     "15": "two_sequences",
     "16": "pictures",
     "17": "leaving",
+    "18": "rewards",
     "19": "scale",
 }
 

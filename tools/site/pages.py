@@ -122,6 +122,19 @@ MOVING = {  # notebook: what to find in the cell with the static picture, the fi
 }
 
 
+def relinked(text: str, path: Path) -> str:
+    """A document's text in which links to Python files lead to the pages that show them."""
+
+    def page_of(match: re.Match[str]) -> str:
+        target = (path.parent / match[1]).resolve()
+        if not target.is_file() or not target.is_relative_to(ROOT):
+            return match[0]
+        api.lay_module(ROOT, SOURCE, target)
+        return f"]({match[1][:-3]}.md)"
+
+    return re.sub(r"\]\((?!\w+:)([^()\s#]+\.py)\)", page_of, text)
+
+
 def add_figure(name: str, notebook: dict[str, Any]) -> None:
     """Put the moving figure of a page behind its static picture."""
     needle, kind, data = MOVING[name]
@@ -146,6 +159,9 @@ def lay_notebooks() -> dict[str, list[str]]:
             marked(notebook, "../" * len(folder.parts))
             if not shelf and path.stem in MOVING:
                 add_figure(path.stem, notebook)
+            for cell in notebook["cells"]:
+                if cell["cell_type"] == "markdown":
+                    cell["source"] = relinked(text_of(cell), path)
             target = SOURCE / folder / path.name
             target.write_text(json.dumps(notebook), encoding="utf-8")
             shelves[shelf].append(path.stem)
@@ -190,6 +206,7 @@ def lay_documents() -> None:
         target.parent.mkdir(parents=True, exist_ok=True)
         text = path.read_text(encoding="utf-8")
         text = re.sub(r"\]\(notebooks/(\w+)/?\)", r"](notebooks/\1/index.md)", text)
+        text = relinked(text, path)
         if path.parent.is_relative_to(ROOT / "assets"):
             text = f"---\norphan: true\n---\n{text}"
         target.write_text(text, encoding="utf-8")

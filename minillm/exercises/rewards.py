@@ -1,0 +1,178 @@
+"""Graders of 18: the best policy, ends of runs predicted, advantages mended, pass@k from draws."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from minillm.exercises import as_given, check_numbers, exercise
+
+Policy = Callable[[list[float], list[float], float], Any]
+
+
+def _tilted(p: Sequence[float], powers: Sequence[float]) -> list[float]:
+    most = max(powers)
+    weights = [a * math.exp(x - most) for a, x in zip(p, powers, strict=True)]
+    return [w / sum(weights) for w in weights]
+
+
+def _differs(got: Sequence[float], wanted: Sequence[float]) -> bool:
+    return any(not abs(a - b) <= 1e-5 for a, b in zip(got, wanted, strict=True))
+
+
+@exercise(
+    "18.1",
+    "by which factor does the best policy multiply a text's probability, before all sum to 1?",
+    "the best policy is the reference times exp(r / beta), and the sum Z makes it a distribution",
+)
+def _best_policy(answer: Policy) -> str | None:
+    cases: list[tuple[list[float], list[float], float]] = [
+        ([0.25, 0.75], [1.0, 0.0], 0.5),
+        ([0.1, 0.2, 0.3, 0.4], [0.0, 2.0, -1.0, 0.5], 2.0),
+        ([0.5, 0.3, 0.2], [1.0, 1.0, 0.0], 0.2),
+        ([0.5, 0.25, 0.25], [2.0, 1.0, 0.0], 0.001),
+    ]
+    for p, r, beta in cases:
+        case = f"p {p}, r {r}, beta {beta}"
+        try:
+            got = [float(x) for x in answer(list(p), list(r), beta)]
+        except OverflowError:
+            return f"{case}: exp(r / beta) is too large; subtract the largest r first"
+        if len(got) != len(p):
+            return f"{case}: {len(got)} numbers for {len(p)} texts"
+        if any(math.isnan(x) for x in got):
+            return f"{case}: NaN; exp(r / beta) is too large, so subtract the largest r first"
+        wanted = _tilted(p, [x / beta for x in r])
+        if not _differs(got, wanted):
+            continue
+        if not abs(sum(got) - 1) <= 1e-5:
+            return f"{case}: the numbers sum to {sum(got):.4f}, not to 1"
+        others = {
+            "the reward is divided by beta, not multiplied": _tilted(p, [x * beta for x in r]),
+            "beta is missing": _tilted(p, r),
+            "the reference p is missing": _tilted([1.0] * len(p), [x / beta for x in r]),
+            "more reward should make a text more probable": _tilted(p, [-x / beta for x in r]),
+        }
+        for what, value in others.items():
+            if not _differs(got, value):
+                return f"{case}: {what}"
+        return f"{case}: {[round(x, 4) for x in got]} should be {[round(x, 4) for x in wanted]}"
+    return None
+
+
+def _success(beta: float, q: float = 1 / 16) -> float:
+    return q / (q + (1 - q) * math.exp(-1 / beta))
+
+
+def _best_of(n: int, beta: float, q: float = 1 / 16) -> float:
+    s = 1 - (1 - q) ** n
+    return s - beta * (s * math.log(s / q) + (1 - s) * math.log((1 - s) / (1 - q)))
+
+
+ENDS = {
+    "success at price 0.2": round(_success(0.2), 3),
+    "success at price 0.5": round(_success(0.5), 3),
+    "success at price 1": round(_success(1.0), 3),
+    "success at a price without limit": 0.062,  # 0.0625: either neighbour is accepted
+    "J of best of 4 at price 0.2": round(_best_of(4, 0.2), 3),
+}
+HINTS = {
+    "success at price 0.2": "exp(1 / beta) is 148 here; the foxes have weight q times that",
+    "success at price 0.5": "exp(1 / beta) is 7.4 here; divide by Z",
+    "success at price 1": "exp(1 / beta) is e; divide by Z",
+    "success at a price without limit": "nobody who pays so much moves away from the reference",
+    "J of best of 4 at price 0.2": "s = 1 - (1 - q)^4, less 0.2 times what the frontier asks for s",
+}
+
+
+@exercise(
+    "18.2",
+    "REINFORCE aims at the best policy: which share of foxes has that one at each price?",
+    "the price decides where on the frontier a run should end, before it has begun",
+)
+def _ends(answer: Any) -> str | None:
+    if (given := as_given(answer, ENDS)) is None:
+        return f"the answer is a dictionary with the {len(ENDS)} questions as keys, as given"
+    rounded = {
+        question: ENDS[question]
+        if isinstance(value, int | float)
+        and not isinstance(value, bool)
+        and abs(value - ENDS[question]) < 0.0011
+        else value
+        for question, value in given.items()
+    }
+    return check_numbers(rounded, ENDS, HINTS)
+
+
+def _advantages(rewards: Sequence[float], size: int) -> list[float]:
+    groups = [rewards[i : i + size] for i in range(0, len(rewards), size)]
+    return [(r - statistics.fmean(g)) / (statistics.stdev(g) + 1e-4) for g in groups for r in g]
+
+
+@exercise(
+    "18.3",
+    "how many rows has the table of groups, and over what is the spread of each taken?",
+    "each group is its own yardstick, and one in which all rewards are equal teaches nothing",
+)
+def _mended(answer: Callable[[list[float], int], Any]) -> str | None:
+    cases: list[tuple[list[float], int]] = [
+        ([1.0, 0.0, 5.0, 5.0, 0.0, 9.0], 2),
+        ([1.0, 0.0, 0.0, 0.0, 1.0, 1.0, 0.0, 1.0], 4),
+        ([0.0, 0.0, 0.0, 1.0, 0.0, 2.0], 3),
+    ]
+    for rewards, size in cases:
+        wanted = _advantages(rewards, size)
+        case = f"rewards {rewards}, groups of {size}"
+        got = [float(x) for x in answer(list(rewards), size)]
+        if len(got) != len(wanted):
+            return f"{case}: {len(got)} numbers for {len(wanted)} rollouts"
+        if not _differs(got, wanted):
+            continue
+        if any(math.isnan(x) for x in got):
+            return f"{case}: NaN; add 0.0001 to the standard deviation, which may be 0"
+        for i in range(0, len(got), size):
+            if not abs(sum(got[i : i + size])) <= 1e-5:
+                return f"{case}: the advantages of a group should sum to 0, each group alone"
+        groups = [rewards[i : i + size] for i in range(0, len(rewards), size)]
+        plain = [r - statistics.fmean(g) for g in groups for r in g]
+        with_n = [
+            (r - statistics.fmean(g)) / (statistics.pstdev(g) + 1e-4) for g in groups for r in g
+        ]
+        spread = statistics.stdev(rewards) + 1e-4
+        others = {
+            "divide by the standard deviation, too": plain,
+            "the standard deviation divides by n - 1, not by n": with_n,
+            "each group has its own standard deviation": [x / spread for x in plain],
+        }
+        for what, value in others.items():
+            if not _differs(got, value):
+                return f"{case}: {what}"
+        return f"{case}: {[round(x, 3) for x in got]} should be {[round(x, 3) for x in wanted]}"
+    return None
+
+
+@exercise(
+    "18.4",
+    "in how many ways can k of the n draws be chosen, and in how many of them is none right?",
+    "from n draws, pass@k for every k up to n can be estimated without a new draw",
+)
+def _pass_at_k(answer: Callable[[int, int, int], Any]) -> str | None:
+    for n, c, k in [(10, 3, 1), (10, 3, 4), (16, 1, 16), (5, 0, 2), (6, 4, 3), (200, 7, 100)]:
+        wanted = 1 - math.comb(n - c, k) / math.comb(n, k)
+        got = float(answer(n, c, k))
+        case = f"n {n}, c {c}, k {k}"
+        if math.isclose(got, wanted, rel_tol=1e-9, abs_tol=1e-12):
+            continue
+        others = {
+            "this is the chance that none is right": 1 - wanted,
+            "c / n in the place of p is too low": 1 - (1 - c / n) ** k,
+            "this is pass@1": c / n,
+            "this is k times pass@1, which may exceed 1": k * c / n,
+        }
+        for what, value in others.items():
+            if math.isclose(got, value, rel_tol=1e-9, abs_tol=1e-12):
+                return f"{case}: {what}"
+        return f"{case}: {got} should be {wanted:.6f}"
+    return None
