@@ -123,7 +123,7 @@ MOVING = {  # notebook: what to find in the cell with the static picture, the fi
 
 
 def relinked(text: str, path: Path) -> str:
-    """A document's text in which links to files of the repository lead to what the site has of them."""
+    """A document whose links to files of the repository lead to what the site has of them."""
 
     def page_of(match: re.Match[str]) -> str:
         target = (path.parent / match[1]).resolve()
