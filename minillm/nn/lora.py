@@ -81,6 +81,7 @@ class LoRALinear(nn.Linear):
         self.train(base.training)
 
     def forward(self, x: Tensor) -> Tensor:
+        """(..., in) -> (..., out), with the adapter's change unless it is switched off."""
         y = F.linear(x, self.weight, self.bias)
         if self.merged or not self.enabled:
             return y
@@ -215,7 +216,8 @@ def add_lora(
 ) -> list[str]:
     """Give the target layers adapters and freeze everything else; returns the layers' names.
 
-    `targets` are as in peft: the last parts of the names that the layers have in Hugging Face's
+    Where peft says `r`, `lora_alpha` and `target_modules`, these are `rank`, `alpha` and `targets`.
+    Targets are written as there: the last parts of the names that the layers have in Hugging Face's
     checkpoints, or whole names; a pattern that fits whole names; or "all-linear": all but the head.
 
     Raises: ValueError, before anything is changed, for targets that are no strings or fit no linear
