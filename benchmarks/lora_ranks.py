@@ -30,7 +30,7 @@ from minillm import (
     evaluate,
     from_pretrained,
 )
-from minillm.nn.lora import add_lora, linear_layers
+from minillm.nn.adapters import add_lora, linear_layers
 from minillm.pretrained.adapters import save_adapter
 from minillm.stories.curriculum import fewer_cards
 

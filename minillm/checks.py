@@ -25,6 +25,7 @@ __all__ = [
     "TEXT",
     "Kind",
     "any_of",
+    "check_adapter",
     "check_attention",
     "check_causal",
     "check_config",
@@ -623,3 +624,25 @@ def _four_dimensions(name: str, x: Tensor, target: tuple[int, ...]) -> Tensor:
 
 def _shapes(q: Tensor, k: Tensor, v: Tensor) -> str:
     return f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
+
+
+_MOST_ALPHA = 1_000_000  # adapters in use have an alpha of 1 to some thousands
+
+
+def check_adapter(name: str, layer: nn.Module, rank: Any, alpha: Any, dropout: Any) -> None:
+    """Raises: ValueError if the layer can have no such adapter."""
+    from torch import nn
+
+    number = isinstance(alpha, int | float) and not isinstance(alpha, bool)
+    if hasattr(layer, "lora_A"):
+        raise ValueError(f"{name} has an adapter already")
+    if not isinstance(layer, nn.Linear):
+        raise ValueError(f"{name} is a {type(layer).__name__}, not a linear layer")
+    shape = (layer.out_features, layer.in_features)
+    if isinstance(rank, bool) or not isinstance(rank, int) or not 1 <= rank <= min(shape):
+        raise ValueError(f"rank {rank!r:.60} for {name}, a matrix {shape}: from 1 to {min(shape)}")
+    if not number or not abs(alpha) <= _MOST_ALPHA:
+        most = f"at most {_MOST_ALPHA:,} and at least {-_MOST_ALPHA:,}"
+        raise ValueError(f"alpha must be a finite number, not {alpha!r:.60}: {most}")
+    if isinstance(dropout, bool) or not isinstance(dropout, int | float) or not 0 <= dropout < 1:
+        raise ValueError(f"dropout must be a number from 0, below 1, not {dropout!r:.60}")

@@ -25,7 +25,7 @@ import minillm.files
 from minillm.config import ModelConfig
 from minillm.files import write_json
 from minillm.model import CausalLM
-from minillm.nn.lora import add_lora
+from minillm.nn.adapters import add_lora
 from minillm.pretrained.adapters import save_adapter
 from minillm.pretrained.load import save_pretrained
 from minillm.tokenizer.bpe import BPETokenizer

@@ -20,10 +20,12 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from minillm import CausalLM, ModelConfig
-from minillm.models.pictures import PictureConfig, PictureLM
+from minillm.models.picture_parts import PictureConfig
+from minillm.models.pictures import PictureLM
 from minillm.models.qwen_vl import QwenVisionConfig, QwenVL, QwenVLConfig
 from minillm.models.seq2seq import EncoderDecoder, Seq2SeqConfig
-from minillm.models.vision import VisionConfig, VisionTransformer
+from minillm.models.vision import VisionTransformer
+from minillm.models.vision_parts import VisionConfig
 from minillm.pretrained.load import save_pretrained
 
 _SMALL = {"vocab_size": 32, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}

@@ -14,10 +14,11 @@ from minillm.config import ModelConfig
 from minillm.generation.decoding import generate
 from minillm.generation.stream import StopStrings
 from minillm.model import CausalLM
-from minillm.models.pictures import PictureConfig, PictureLM
+from minillm.models.picture_parts import PictureConfig
+from minillm.models.pictures import PictureLM
 from minillm.models.qwen_vl import QwenVisionConfig, QwenVL, QwenVLConfig
 from minillm.models.seq2seq import EncoderDecoder, Seq2SeqConfig
-from minillm.models.vision import VisionConfig
+from minillm.models.vision_parts import VisionConfig
 from minillm.ngram import NGramModel
 from minillm.tokenizer.bpe import BPETokenizer
 from minillm.tokenizer.hf_json import DIGEST, arguments, to_json

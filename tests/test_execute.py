@@ -22,12 +22,18 @@ def write(path: Path, *sources: str, tags: dict[int, list[str]] | None = None) -
     return path.read_bytes()
 
 
-def run(*args: str | Path) -> subprocess.CompletedProcess:
-    command = [sys.executable, ROOT / "tools" / "execute.py", *args]
-    return subprocess.run([str(c) for c in command], capture_output=True, encoding="utf-8")
+@pytest.fixture
+def run(capsys):
+    """The tool in this process: its status, and what it prints."""
+
+    def run(*args: str | Path) -> subprocess.CompletedProcess:
+        status = execute.main([str(arg) for arg in args])
+        return subprocess.CompletedProcess(args, status, *capsys.readouterr())
+
+    return run
 
 
-def test_outputs_are_saved_and_reproducible(tmp_path):
+def test_outputs_are_saved_and_reproducible(tmp_path, run):
     path = tmp_path / "a.ipynb"
     write(
         path,
@@ -52,13 +58,14 @@ def test_outputs_are_saved_and_reproducible(tmp_path):
 def test_a_failing_cell_leaves_the_file_alone(tmp_path):
     path = tmp_path / "a.ipynb"
     before = write(path, "print('fine')", "1 / 0")
-    done = run(path)
+    command = [sys.executable, ROOT / "tools" / "execute.py", path]
+    done = subprocess.run([str(c) for c in command], capture_output=True, encoding="utf-8")
     assert done.returncode == 1 and "ZeroDivisionError" in done.stderr
     assert path.read_bytes() == before and [p.name for p in tmp_path.iterdir()] == ["a.ipynb"]
 
 
 @pytest.mark.parametrize("show", [False, True])
-def test_a_copy_runs_where_it_is_put_and_results_come_last(tmp_path, show):
+def test_a_copy_runs_where_it_is_put_and_results_come_last(tmp_path, run, show):
     path = tmp_path / "a.ipynb"
     sources = ["import os\nprint(os.path.basename(os.getcwd()))", "print('noise')"]
     before = write(path, *sources, tags={0: ["result"]})
@@ -75,7 +82,7 @@ def test_a_copy_runs_where_it_is_put_and_results_come_last(tmp_path, show):
     "damage",
     ["<<<<<<< HEAD\n{}", "", '{"cells": 3}', '{"cells": 3, "nbformat": 4}', "[]", '{"cells": ['],
 )
-def test_a_file_that_is_no_notebook_is_named_and_left_alone(tmp_path, damage):
+def test_a_file_that_is_no_notebook_is_named_and_left_alone(tmp_path, run, damage):
     path = tmp_path / "a.ipynb"
     path.write_text(damage, encoding="utf-8")
     done = run(path, tmp_path / "b.ipynb")

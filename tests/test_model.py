@@ -14,7 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from minillm.config import ModelConfig
 from minillm.family import FAMILIES
 from minillm.model import CausalLM
-from minillm.nn.lora import add_lora
+from minillm.nn.adapters import add_lora
 
 SIZES = {"vocab_size": 64, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4}
 LLAMA = {**SIZES, "intermediate_size": 24}

@@ -117,6 +117,19 @@ def test_the_figures_that_move_find_their_place_and_stop_the_build_if_it_is_gone
             pages.add_figure(name, {"cells": [code_cell("1")]})
 
 
+def test_links_to_python_files_lead_to_pages_that_show_them(pages, tmp_path, monkeypatch):
+    monkeypatch.setattr(pages, "SOURCE", tmp_path)
+    text = "[a](../../minillm/nn/rope.py), [b](../../tools/build.py), [c](../../none.py), [d](e.md)"
+    path = ROOT / "notebooks/beyond/12_state.ipynb"
+    changed = (
+        "[a](../../minillm/nn/rope.md), [b](../../tools/build.md), [c](../../none.py), [d](e.md)"
+    )
+    assert pages.relinked(text, path) == changed
+    for file in ("minillm/nn/rope", "tools/build"):
+        code = (ROOT / f"{file}.py").read_text(encoding="utf-8")
+        assert code in (tmp_path / f"{file}.md").read_text(encoding="utf-8")
+
+
 def test_names_of_glossary_terms(pages):
     assert pages.names_of_term("Adam, AdamW") == ["Adam", "AdamW"]
     assert pages.names_of_term("gate (of a layer)") == ["gate"]

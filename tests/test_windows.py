@@ -102,9 +102,21 @@ def test_the_rules_hold(tmp_path):
     assert run_code(code, tmp_path / "f") == "held\n"
 
 
+def asked_first(tree):
+    """What lies in functions that ask for the system: there POSIX's own names are in place."""
+    asking = [
+        n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef) and "os.name" in ast.unparse(n)
+    ]
+    return {id(node) for function in asking for node in ast.walk(function)}
+
+
 def test_our_code_names_nothing_that_only_posix_systems_have():
     for path in [*ROOT.glob("minillm/**/*.py"), *ROOT.glob("tools/*.py")]:
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        asked = asked_first(tree)
+        for node in ast.walk(tree):
+            if id(node) in asked:
+                continue
             where, names = f"{path.name}, line {getattr(node, 'lineno', 0)}", set()
             if isinstance(node, ast.Import):
                 names = {alias.name.partition(".")[0] for alias in node.names}

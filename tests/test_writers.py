@@ -18,7 +18,7 @@ from minillm.config import ModelConfig
 from minillm.fast import export
 from minillm.files import recover, replacing, transaction, write_json
 from minillm.model import CausalLM
-from minillm.nn.lora import add_lora
+from minillm.nn.adapters import add_lora
 from minillm.pretrained.adapters import save_adapter
 from minillm.pretrained.folder import write_checkpoint
 from minillm.tokenizer.bpe import BPETokenizer

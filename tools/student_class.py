@@ -20,6 +20,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import csv
+import importlib
 import json
 import math
 import os
@@ -169,7 +170,7 @@ class Box:
 
     def limit(self) -> None:
         """In the child, before it begins."""
-        import resource
+        resource = importlib.import_module("resource")  # not on Windows, where nothing calls this
 
         size = int(self.gigabytes * 2**30)
         seconds = math.ceil(self.seconds)
@@ -208,7 +209,7 @@ def bare(env: dict[str, str], home: Path) -> dict[str, str]:
 
 
 def give(folder: Path, uid: int) -> None:
-    for path in [folder, *folder.rglob("*")]:
+    for path in [folder, *folder.rglob("*")] if os.name == "posix" else ():
         os.chown(path, uid, uid, follow_symlinks=False)
 
 
@@ -217,7 +218,7 @@ def find_box(seconds: float, gigabytes: float) -> Box:
     hidden = tuple(p for p in (HERE / "notebooks", HERE / "minillm", HERE / ".git") if p.is_dir())
     uid = 61_000 + os.getpid() % 4000
     boxes = [Box("container", 60, gigabytes, hidden)] if shutil.which("bwrap") else []
-    if hasattr(os, "getuid") and os.getuid() == 0:
+    if os.name == "posix" and os.getuid() == 0:
         boxes.append(Box("user", 60, gigabytes, uid=uid))
     for box in boxes:
         if works(box):

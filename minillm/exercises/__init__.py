@@ -11,9 +11,12 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 __all__ = [
     "MODULES",
@@ -22,6 +25,7 @@ __all__ = [
     "check",
     "check_choices",
     "check_numbers",
+    "check_tensor",
     "exercise",
     "grade",
     "names",
@@ -144,6 +148,31 @@ def check_choices(
         return None
     right = f"right so far: {len(questions) - len(wrong)} of {len(questions)}"
     return f"{right}; look at {wrong[0]} again: {hints[wrong[0]]}"
+
+
+def check_tensor(
+    got: Tensor,
+    wanted: Tensor,
+    mistakes: Iterable[tuple[str, Tensor]],
+    near: float,
+    otherwise: str = "the numbers differ",
+) -> str | None:
+    """What is wrong with a tensor: the sentence of the first mistake that gives it, up to `near`;
+    `otherwise`, and by how much. Mistakes of a generator are computed when they are asked for.
+    """
+    import torch
+
+    def same(other: Tensor) -> bool:
+        return got.shape == other.shape and torch.allclose(got, other, rtol=near, atol=near)
+
+    if same(wanted):
+        return None
+    for sentence, mistake in mistakes:
+        if same(mistake):
+            return sentence
+    if got.shape != wanted.shape:
+        return f"the shape is {tuple(got.shape)}, not {tuple(wanted.shape)}"
+    return f"{otherwise}: off by up to {(got - wanted).abs().max():.3f}"
 
 
 def names(notebook: str) -> list[str]:

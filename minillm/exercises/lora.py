@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 from minillm.config import ModelConfig
 from minillm.exercises import exercise
 from minillm.model import CausalLM
-from minillm.nn.lora import linear_layers
+from minillm.nn.adapters import linear_layers
 
 
 def _same(got: Any, wanted: Tensor) -> bool:

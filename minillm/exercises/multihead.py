@@ -4,16 +4,57 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from minillm.exercises import as_given, check_choices, exercise
+from minillm.exercises import as_given, check_choices, check_tensor, exercise
 from minillm.exercises.attention import NoShortCut, ShortCutError
 from minillm.nn.attention import attention, causal_mask, repeat_kv
 from minillm.nn.multihead import MultiHeadAttention, merge_heads, split_heads
+
+
+def _wrong_heads(x: Tensor, ws: list[Tensor], w_o: Tensor, H: int) -> Iterator[tuple[str, Tensor]]:
+    (B, T, C), D = x.shape, len(ws[0]) // H
+    q, k, v = (split_heads(x @ w.T, H) for w in ws)
+    heads = attention(q, k, v, is_causal=True)
+    joined, mask = merge_heads(heads), causal_mask(T, T)
+
+    def out(heads: Tensor) -> Tensor:
+        return merge_heads(heads) @ w_o.T
+
+    yield "the heads lie side by side, but w_o has not mixed them yet", joined
+    back = "each head is right; swap heads and positions back before you join them"
+    yield back, heads.reshape(B, T, H * D) @ w_o.T
+    yield "positions read the future: the mask is missing", out(attention(q, k, v))
+    undivided = attention(q, k, v, is_causal=True, scale=1.0)
+    yield "the scores are not divided: a head has D numbers, divide by sqrt(D)", out(undivided)
+    for divisor, name in ((C**0.5, "sqrt(C)"), (D, "D"), ((C // H) ** 0.5, "sqrt(C // H)")):
+        by_another = attention(q, k, v, is_causal=True, scale=1 / divisor)
+        yield f"you divide the scores by {name}; a head has D numbers", out(by_another)
+    mixed = attention(*((x @ w.T).reshape(B, H, T, D) for w in ws), is_causal=True)
+    cut = "a reshape to (B, H, T, D) mixes heads and positions: cut first, then swap"
+    yield cut, out(mixed)
+    yield cut, mixed.reshape(B, T, H * D) @ w_o.T
+    if C == H * D:
+        yield "w_o is stored output first too: multiply with its transpose", joined @ w_o
+    linear = "a matrix of nn.Linear is stored output first: multiply with its transpose"
+    yield linear, _untransposed(x, ws, w_o, H)
+    yield linear, _untransposed(x, ws, w_o.T, H)
+    turned = [(x @ w.T).unflatten(-1, (D, H)).permute(0, 3, 1, 2) for w in ws]  # (B, H, T, D)
+    mixed = attention(*turned, is_causal=True)
+    neighbours = "the D numbers of a head are neighbours: cut into (H, D), not (D, H)"
+    yield neighbours, out(mixed)
+    yield neighbours, mixed.permute(0, 2, 3, 1).flatten(2) @ w_o.T
+    other_way = "the mask is the wrong way round: True is where a query may read"
+    yield other_way, out(attention(q, k, v, mask=mask.mT))
+    scores = q @ k.mT / math.sqrt(D)
+    late = "the mask comes after softmax: then the weights of a row do not sum to 1"
+    yield late, out(scores.softmax(dim=-1) * mask @ v)
+    by_keys = "the weights of a *query* must sum to 1: softmax over the keys, dim=-1"
+    yield by_keys, out(scores.masked_fill(~mask, -torch.inf).softmax(dim=-2) @ v)
 
 
 @exercise(
@@ -35,55 +76,12 @@ def multi_head(answer: Callable[..., Tensor]) -> str | None:
             if "dtype" in str(error) or "scalar type" in str(error):
                 return f"{case} your answer raised {error} (x and all w are float64 here)"
             return f"{case} your answer raised {error} (H * D need not be C, and w is (H * D, C))"
-        q, k, v = (split_heads(x @ w.T, H) for w in ws)
-        heads = attention(q, k, v, is_causal=True)
-
-        def same(y: Tensor, got: Tensor = got) -> bool:
-            return y.shape == got.shape and torch.allclose(got, y, atol=1e-9)
-
-        joined = merge_heads(heads)
-        if same(joined @ w_o.T):
-            continue
         if got.isnan().any():
             return f"{case} some outputs are NaN: must not every position read itself?"
-        if same(joined):
-            return f"{case} the heads lie side by side, but w_o has not mixed them yet"
-        if tuple(got.shape) != (B, T, C):
-            return f"{case} the shape is {tuple(got.shape)}, not {(B, T, C)}"
-        if same(heads.reshape(B, T, H * D) @ w_o.T):
-            return f"{case} each head is right; swap heads and positions back before you join them"
-        if same(merge_heads(attention(q, k, v)) @ w_o.T):
-            return f"{case} positions read the future: the mask is missing"
-        if same(merge_heads(attention(q, k, v, is_causal=True, scale=1.0)) @ w_o.T):
-            return f"{case} the scores are not divided: a head has D numbers, divide by sqrt(D)"
-        for divisor, name in ((C**0.5, "sqrt(C)"), (D, "D"), ((C // H) ** 0.5, "sqrt(C // H)")):
-            if same(merge_heads(attention(q, k, v, is_causal=True, scale=1 / divisor)) @ w_o.T):
-                return f"{case} you divide the scores by {name}; a head has D numbers"
-        cut = [(x @ w.T).reshape(B, H, T, D) for w in ws]
-        mixed = attention(*cut, is_causal=True)
-        if same(merge_heads(mixed) @ w_o.T) or same(mixed.reshape(B, T, H * D) @ w_o.T):
-            return (
-                f"{case} a reshape to (B, H, T, D) mixes heads and positions: cut first, then swap"
-            )
-        if C == H * D and same(joined @ w_o):
-            return f"{case} w_o is stored output first too: multiply with its transpose"
-        if any(same(_untransposed(x, ws, w, H)) for w in (w_o, w_o.T)):
-            return (
-                f"{case} a matrix of nn.Linear is stored output first: multiply with its transpose"
-            )
-        turned = [(x @ w.T).unflatten(-1, (D, H)).permute(0, 3, 1, 2) for w in ws]  # (B, H, T, D)
-        mixed = attention(*turned, is_causal=True)
-        if same(merge_heads(mixed) @ w_o.T) or same(mixed.permute(0, 2, 3, 1).flatten(2) @ w_o.T):
-            return f"{case} the D numbers of a head are neighbours: cut into (H, D), not (D, H)"
-        if same(merge_heads(attention(q, k, v, mask=causal_mask(T, T).mT)) @ w_o.T):
-            return f"{case} the mask is the wrong way round: True is where a query may read"
-        late = (q @ k.mT / math.sqrt(D)).softmax(dim=-1) * causal_mask(T, T)
-        if same(merge_heads(late @ v) @ w_o.T):
-            return f"{case} the mask comes after softmax: then the weights of a row do not sum to 1"
-        scores = (q @ k.mT / math.sqrt(D)).masked_fill(~causal_mask(T, T), -torch.inf)
-        if same(merge_heads(scores.softmax(dim=-2) @ v) @ w_o.T):
-            return f"{case} the weights of a *query* must sum to 1: softmax over the keys, dim=-1"
-        return f"{case} the numbers are off by up to {(got - joined @ w_o.T).abs().max():.3f}"
+        heads = attention(*(split_heads(x @ w.T, H) for w in ws), is_causal=True)
+        want = merge_heads(heads) @ w_o.T
+        if why := check_tensor(got, want, _wrong_heads(x, ws, w_o, H), 1e-9):
+            return f"{case} {why}"
     return None
 
 

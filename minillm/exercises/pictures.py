@@ -80,13 +80,49 @@ def pixel_shuffle(features: Tensor, grid: tuple[int, int], r: int) -> Tensor:
     return blocks.permute(0, 3, 2, 1).flatten(2)
 
 
+def _exchanged(features: Tensor, grid: tuple[int, int], r: int) -> Tensor:
+    """Cut as if the grid were (columns, rows)."""
+    return pixel_shuffle(features, (grid[1], grid[0]), r)
+
+
+def _squares_down(features: Tensor, grid: tuple[int, int], r: int) -> Tensor:
+    """The squares in the order of columns."""
+    blocks = pixel_shuffle(features, grid, r)
+    return blocks.unflatten(1, (grid[0] // r, grid[1] // r)).transpose(1, 2).flatten(1, 2)
+
+
+def _patches_down(features: Tensor, grid: tuple[int, int], r: int) -> Tensor:
+    """The patches of a square in the order of columns."""
+    blocks = pixel_shuffle(features, grid, r).unflatten(2, (r, r, -1))
+    return blocks.transpose(2, 3).flatten(2)
+
+
+def _numbers_first(features: Tensor, grid: tuple[int, int], r: int) -> Tensor:
+    """The first number of each patch, then the second of each."""
+    blocks = pixel_shuffle(features, grid, r)
+    return blocks.unflatten(2, (r * r, -1)).transpose(2, 3).flatten(2)
+
+
+# mistakes with pixel shuffle, and what is said about each
+_SHUFFLED: dict[str, Callable[[Tensor, tuple[int, int], int], Tensor]] = {
+    "a reshape alone joins patches of one row, not a square of them": lambda x, grid, r: x.reshape(
+        len(x), -1, x.shape[2] * r * r
+    ),
+    "keep the numbers of a patch together, one patch after the other": _numbers_first,
+    "the right patches are joined; within a square go along the rows": _patches_down,
+    "the squares go down the columns; they should go along the rows": _squares_down,
+    "the grid is (rows, columns): you cut it as (columns, rows)": _exchanged,
+}
+
+
 @exercise(
     "16.3",
     "cut the grid as 16.1 cuts pixels: a vector is now what a pixel was",
     "fewer, longer vectors: r x r times fewer placeholders, and nothing is thrown away",
 )
 def _pixel_shuffle(answer: Callable[[Tensor, tuple[int, int], int], Any]) -> str | None:
-    for rows, columns, C, r in ((2, 4, 3, 2), (4, 2, 2, 2), (3, 6, 2, 3), (4, 6, 1, 2)):
+    # the first grid tells all mistakes apart: in one of two rows, exchanged sides are a reshape
+    for rows, columns, C, r in ((4, 6, 3, 2), (2, 4, 3, 2), (3, 6, 2, 3), (6, 4, 1, 2)):
         features = torch.arange(2 * rows * columns * C).float().view(2, rows * columns, C)
         wanted = pixel_shuffle(features, (rows, columns), r)
         got = answer(features.clone(), (rows, columns), r)
@@ -95,16 +131,9 @@ def _pixel_shuffle(answer: Callable[[Tensor, tuple[int, int], int], Any]) -> str
             return f"{case}: the result is {tuple(wanted.shape)}, not {_shape(got)}"
         if torch.equal(got, wanted):
             continue
-        if torch.equal(got, features.reshape(wanted.shape)):
-            return f"{case}: a reshape alone joins {r * r} patches of one row, not a square of them"
-        channels_first = wanted.unflatten(2, (r * r, C)).transpose(2, 3).flatten(2)
-        if torch.equal(got, channels_first):
-            return f"{case}: keep the numbers of a patch together, one patch after the other"
-        if torch.equal(got.sort(-1).values, wanted.sort(-1).values):
-            return f"{case}: the right patches are joined; within a square go along the rows"
-        down = wanted.unflatten(1, (rows // r, columns // r)).transpose(1, 2).flatten(1, 2)
-        if torch.equal(got, down):
-            return f"{case}: the squares go down the columns; they should go along the rows"
+        for message, mistake in _SHUFFLED.items():
+            if torch.equal(got, mistake(features, (rows, columns), r)):
+                return f"{case}: {message}"
         return f"{case}: the first vector is {got[0, 0].tolist()}"
     return None
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from minillm.exercises import check_choices, exercise
+from minillm.exercises import check_choices, check_tensor, exercise
 from minillm.nn.attention import attention
 from minillm.nn.multihead import MultiHeadAttention
 from minillm.nn.rope import RotaryEmbedding, Rotation
@@ -24,6 +24,36 @@ def _close(a: Tensor, b: Tensor, tolerance: float = 1e-4) -> bool:
     return a.shape == b.shape and torch.allclose(a, b, rtol=tolerance, atol=tolerance)
 
 
+def _turned_wrongly(x: Tensor, positions: Tensor, base: float) -> Iterator[tuple[str, Tensor]]:
+    at, half = positions[None], RotaryEmbedding(6, base=base)
+    yield (
+        "you turned the pairs (0, 1), (2, 3), ...: half-split pairs are (i, i + D/2)",
+        RotaryEmbedding(6, base=base, interleaved=True)(at)(x),
+    )
+    yield (
+        "each number is right, but they are joined alternately: one half after the other",
+        torch.stack(half(at)(x).chunk(2, -1), -1).flatten(-2),
+    )
+    yield (
+        "you turned the other way round: (a, b) becomes (a cos - b sin, b cos + a sin)",
+        half(-at)(x),
+    )
+    yield (
+        f"for positions {positions.tolist()} you turned by 0, 1, 2, 3: use the positions",
+        half(torch.arange(4)[None])(x),
+    )
+    yield (
+        "you turned by the frequencies of base 10,000: use those that were given",
+        RotaryEmbedding(6)(at)(x),
+    )
+    frequencies, _ = rope_frequencies(6, base=base)
+    angles = torch.cat((positions[:, None] / frequencies,) * 2, -1)[None]
+    yield (
+        "the angle is the position times the frequency, not divided by it",
+        Rotation(angles.cos(), angles.sin())(x),
+    )
+
+
 @exercise(
     "05.1",
     "cut the head into its two halves; the angles have the shape (T, D/2)",
@@ -37,28 +67,13 @@ def _rotate(answer: Callable[[Tensor, Tensor, Tensor], Tensor]) -> str | None:
         got = answer(x, positions, frequencies)
         if not torch.equal(x, kept):
             return "x itself has changed: return a new tensor and leave the input alone"
-        if got.shape != x.shape:
-            return f"the shape {tuple(x.shape)} became {tuple(got.shape)}"
-        half, interleaved = (RotaryEmbedding(6, base=base, interleaved=i) for i in (False, True))
-        want = half(positions[None])(x)
-        if _close(got, want):
-            continue
-        if _close(got, interleaved(positions[None])(x)):
-            return "you turned the pairs (0, 1), (2, 3), ...: half-split pairs are (i, i + D/2)"
-        if _close(got, torch.stack(want.chunk(2, -1), -1).flatten(-2)):
-            return "each number is right, but they are joined alternately: one half after the other"
-        if _close(got, half(-positions[None])(x)):
-            return "you turned the other way round: (a, b) becomes (a cos - b sin, b cos + a sin)"
-        if _close(got, half(torch.arange(4)[None])(x)):
-            return f"for positions {positions.tolist()} you turned by 0, 1, 2, 3: use the positions"
-        if _close(got, RotaryEmbedding(6)(positions[None])(x)):
-            return "you turned by the frequencies of base 10,000: use those that were given"
-        if not _close(got.norm(dim=-1), x.norm(dim=-1), 1e-3):
-            return "the length of a vector changed: a rotation keeps a^2 + b^2 of every pair"
-        angles = torch.cat((positions[:, None] / frequencies,) * 2, -1)
-        if _close(got, Rotation(angles.cos()[None], angles.sin()[None])(x), 1e-3):
-            return "the angle is the position times the frequency, not divided by it"
-        return f"positions {positions.tolist()} are turned, but not by position times frequency"
+        want = RotaryEmbedding(6, base=base)(positions[None])(x)
+        slips = _turned_wrongly(x, positions, base)
+        otherwise = f"positions {positions.tolist()} are not turned by position times frequency"
+        if why := check_tensor(got, want, slips, 1e-4, otherwise):
+            if got.shape == x.shape and not _close(got.norm(dim=-1), x.norm(dim=-1), 1e-3):
+                return "the length of a vector changed: a rotation keeps a^2 + b^2 of every pair"
+            return why
     return None
 
 

@@ -388,7 +388,7 @@ class PackedLM(CausalLM):
 
     @torch.no_grad()
     def __init__(self, model: CausalLM, ways: Ways | str | None = None) -> None:
-        from minillm.nn.lora import check_merged
+        from minillm.nn.adapters import check_merged
         from minillm.pretrained.changes import check_unchanged
         from minillm.pretrained.folder import empty_model
         from minillm.training.distributed import is_sharded

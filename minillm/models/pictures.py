@@ -7,8 +7,6 @@ does, `GatedCrossAttentionLayer` is the layer of Llama 3.2 Vision (Mllama).
 # Built from notebooks/beyond/16_pictures.ipynb: edit there, then make build.
 
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -16,24 +14,18 @@ import torch
 from torch import Tensor, nn
 
 from minillm.cache.base import KVCache
-from minillm.checks import check_input, check_sizes
-from minillm.config import ModelConfig
+from minillm.checks import check_input, check_one_of, check_sizes
 from minillm.counting import count_parameters
 from minillm.generation.decoding import generate
 from minillm.model import CausalLM
-from minillm.models.vision import VisionConfig, VisionTransformer, check_floats
+from minillm.models.picture_parts import PictureConfig, Prompt, check_features, check_keys_values
+from minillm.models.vision import VisionTransformer
+from minillm.models.vision_parts import check_floats
 from minillm.modes import EvalMode
 from minillm.nn.cross import CrossAttention
 from minillm.nn.layers import ACTIVATIONS, GatedMLP, RMSNorm
 
-__all__ = [
-    "GatedCrossAttentionLayer",
-    "PictureConfig",
-    "PictureLM",
-    "Projector",
-    "Prompt",
-    "put_pictures",
-]
+__all__ = ["GatedCrossAttentionLayer", "PictureLM", "Projector", "put_pictures"]
 
 
 def put_pictures(
@@ -55,17 +47,7 @@ def put_pictures(
         if ids.is_cpu and (count := int(here.sum())):
             raise ValueError(f"{count} placeholders (id {placeholder}) in the text and no pictures")
         return embeddings
-    check_floats("features", features)
-    C = embeddings.shape[-1]
-    if features.shape[-1:] != (C,):
-        raise ValueError(f"features {tuple(features.shape)} should be (..., {C}), as words are")
-    count, found = int(here.sum()), features.numel() // C
-    if count != found:
-        raise ValueError(f"{count} placeholders (id {placeholder}) in the text, {found} features")
-    rows = here.sum(-1)
-    if count and features.ndim == 3 and (rows % features.shape[1]).any():
-        each = f"not multiples of the {features.shape[1]} features of a picture"
-        raise ValueError(f"placeholders in the rows are {rows.tolist()}, {each}")
+    check_features(embeddings, ids, placeholder, features)
     return embeddings.masked_scatter(here[..., None], features.to(embeddings.dtype))
 
 
@@ -81,70 +63,13 @@ class Projector(nn.Module):
     ) -> None:
         super().__init__()
         check_sizes(vision_size=vision_size, hidden_size=hidden_size)
-        if activation not in ACTIVATIONS:
-            known = ", ".join(ACTIVATIONS)
-            raise ValueError(f"unknown activation {activation!r}; known are {known}")
+        check_one_of("activation", activation, list(ACTIVATIONS))
         self.activation = ACTIVATIONS[activation]
         self.linear_1 = nn.Linear(vision_size, hidden_size, bias=bias)
         self.linear_2 = nn.Linear(hidden_size, hidden_size, bias=bias)
 
     def forward(self, features: Tensor) -> Tensor:
         return self.linear_2(self.activation(self.linear_1(features)))
-
-
-@dataclass(frozen=True)
-class PictureConfig:
-    """A vision tower, a language model, and how the first speaks to the second, as in LLaVA.
-
-    Args:
-        image_token_index: the placeholder, an id of the text's vocabulary.
-        vision_feature_layer: which of the tower's `hidden_states` become words; several are laid
-            side by side.
-        vision_feature_select_strategy: "default" leaves the first vector of each picture out (the
-            class token), "full" keeps all.
-    Raises: ValueError, with the value, for what cannot be or is not computed.
-    """
-
-    vision_config: VisionConfig
-    text_config: ModelConfig
-    image_token_index: int = 32000
-    vision_feature_layer: int | tuple[int, ...] = -2
-    vision_feature_select_strategy: str = "default"
-    projector_hidden_act: str = "gelu"
-    multimodal_projector_bias: bool = True
-
-    def __post_init__(self) -> None:
-        kinds = ("llama", "mistral", "qwen2", "qwen3")
-        if self.text_config.model_type not in kinds:
-            given = self.text_config.model_type
-            raise ValueError(f"text of {given!r} is not computed; known are {', '.join(kinds)}")
-        size, token = self.text_config.vocab_size, self.image_token_index
-        if type(token) is not int or not 0 <= token < size:
-            raise ValueError(f"image_token_index={token!r}, but ids are 0 to {size - 1}")
-        layers = self.vision_feature_layer
-        if isinstance(layers, list):
-            object.__setattr__(self, "vision_feature_layer", tuple(layers))
-        depth = self.vision_config.num_hidden_layers + 1
-        known = (type(i) is int and -depth <= i < depth for i in self.feature_layers)
-        if not self.feature_layers or not all(known):
-            raise ValueError(f"vision_feature_layer={layers!r}, there are {depth} states")
-        if self.vision_feature_select_strategy not in ("default", "full"):
-            given = self.vision_feature_select_strategy
-            raise ValueError(f"vision_feature_select_strategy={given!r} is not default or full")
-        if self.features_per_picture < 1:
-            raise ValueError("no vector of a picture is left by vision_feature_select_strategy")
-
-    @property
-    def feature_layers(self) -> tuple[int, ...]:
-        """The chosen states, one or several."""
-        layers = self.vision_feature_layer
-        return tuple(layers) if isinstance(layers, Sequence) else (layers,)
-
-    @property
-    def features_per_picture(self) -> int:
-        """How many placeholders a picture fills."""
-        dropped = self.vision_feature_select_strategy == "default"
-        return self.vision_config.num_positions - dropped
 
 
 class PictureLM(nn.Module):
@@ -242,23 +167,6 @@ class PictureLM(nn.Module):
         save_llava(self, folder)
 
 
-class Prompt:
-    """A model with the pictures it looks at: for `generate`, a language model like any other."""
-
-    def __init__(self, model: PictureLM, features: Tensor | None) -> None:
-        self.model, self.features = model, features
-        self.config, self.make_cache = model.config.text_config, model.language_model.make_cache
-
-    def __call__(
-        self, input_ids: Tensor, *, cache: KVCache | None = None, **options: Any
-    ) -> Tensor:
-        first = cache is None or cache.length == 0  # later steps hold no placeholder
-        features = self.features if first else None
-        logits = self.model(input_ids, features=features, cache=cache, **options)
-        logits[..., self.model.config.image_token_index] = -torch.inf
-        return logits
-
-
 class GatedCrossAttentionLayer(nn.Module):
     """A layer between two decoder layers, through which the text may look at a picture.
 
@@ -310,18 +218,7 @@ class GatedCrossAttentionLayer(nn.Module):
         """
         check_floats("x", x)
         check_input(x, self.cross_attn.hidden_size)
-        if not isinstance(keys_values, tuple) or len(keys_values) != 2:
-            kind = type(keys_values).__name__
-            raise ValueError(f"keys_values must be what keys_values(features) gave, not {kind}")
-        if mask is not None:
-            B, T, S = len(x), x.shape[1], keys_values[0].shape[2]
-            is_bool = isinstance(mask, Tensor) and mask.dtype == torch.bool and mask.ndim == 3
-            if not is_bool or any(
-                n not in (1, size) for n, size in zip(mask.shape, (B, T, S), strict=True)
-            ):
-                tensor = isinstance(mask, Tensor)
-                given = f"{mask.dtype} {tuple(mask.shape)}" if tensor else type(mask).__name__
-                raise ValueError(f"mask must be bool (B, T, S) = {(B, T, S)}, not {given}")
+        check_keys_values(keys_values, mask, x)
         heads = None if mask is None else mask[:, None]
         read = self.cross_attn(self.input_layernorm(x), keys_values, mask=heads)
         x = x + self.cross_attn_attn_gate.tanh() * read

@@ -21,7 +21,7 @@ from minillm.config import ModelConfig
 from minillm.counting import count_parameters
 from minillm.generation.decoding import generate
 from minillm.model import CausalLM
-from minillm.models.vision import check_floats
+from minillm.models.vision_parts import check_floats
 from minillm.modes import EvalMode
 from minillm.nn.layers import ACTIVATIONS, MLP, LayerNorm
 from minillm.nn.multihead import MultiHeadAttention

@@ -6,34 +6,24 @@ vision tower) and CLIP (its vision tower) do; `minillm.pretrained.vision` reads 
 
 # Built from notebooks/beyond/16_pictures.ipynb: edit there, then make build.
 
-import math
 import os
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from minillm.checks import check_input
-from minillm.nn.attention import attention
-from minillm.nn.layers import ACTIVATIONS, MLP, LayerNorm
-from minillm.nn.multihead import MultiHeadAttention, merge_heads, split_heads
+from minillm.models.vision_parts import (
+    POOLER_ACTIVATIONS,
+    AttentionPool,
+    VisionConfig,
+    check_floats,
+    check_pixels,
+)
+from minillm.nn.layers import MLP, LayerNorm
+from minillm.nn.multihead import MultiHeadAttention
 
-__all__ = [
-    "AttentionPool",
-    "VisionConfig",
-    "VisionLayer",
-    "VisionTransformer",
-    "check_floats",
-    "cut_patches",
-]
-
-
-def check_floats(name: str, x: Tensor) -> None:
-    """Raises: ValueError, with name and type, unless x is a tensor of floats."""
-    if not isinstance(x, Tensor) or not x.is_floating_point():
-        given = x.dtype if isinstance(x, Tensor) else type(x).__name__
-        raise ValueError(f"{name} must be a tensor of floats, not {given}")
+__all__ = ["VisionLayer", "VisionTransformer", "cut_patches"]
 
 
 def cut_patches(pixels: Tensor, patch_size: int | tuple[int, int]) -> Tensor:
@@ -50,111 +40,6 @@ def cut_patches(pixels: Tensor, patch_size: int | tuple[int, int]) -> Tensor:
         raise ValueError(f"pictures {tuple(pixels.shape)} cannot be cut into patches of {p} x {q}")
     grid = pixels.unflatten(3, (-1, q)).unflatten(2, (-1, p))  # (B, channels, rows, p, columns, q)
     return grid.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2)
-
-
-@dataclass(frozen=True)
-class VisionConfig:
-    """Sizes and switches of a `VisionTransformer`, named as in Hugging Face's.
-
-    Args:
-        model_type: "vit" has a class token and a last norm; "siglip_vision_model" no class token;
-            "clip_vision_model" a class token and a first norm, its patches have no bias, and the
-            last norm is for the pooled vector alone.
-        image_size, patch_size: height and width, or one number for both. What whole patches leave
-            over at the right and at the bottom is not read (SigLIP: 384 pixels, patches of 14).
-        qkv_bias: whether queries, keys and values have biases (False: ViT only).
-        vision_use_head: whether there are weights that make one vector of a picture: ViT puts
-            the class token through a layer, SigLIP asks its patches with one learned query.
-        pooler_output_size, pooler_act: of ViT's layer; hidden_size if None.
-    Raises: ValueError, with the value, for what cannot be or is not computed.
-    """
-
-    model_type: str = "vit"
-    image_size: int | tuple[int, int] = 224
-    patch_size: int | tuple[int, int] = 16
-    num_channels: int = 3
-    hidden_size: int = 64
-    intermediate_size: int = 128
-    num_hidden_layers: int = 2
-    num_attention_heads: int = 4
-    hidden_act: str = "gelu"
-    layer_norm_eps: float = 1e-6
-    qkv_bias: bool = True
-    vision_use_head: bool = False
-    pooler_output_size: int | None = None
-    pooler_act: str = "tanh"
-    initializer_range: float = 0.02
-
-    def __post_init__(self) -> None:
-        kinds = ("vit", "siglip_vision_model", "clip_vision_model")
-        if self.model_type not in kinds:
-            raise ValueError(
-                f"unknown model_type {self.model_type!r}; known are {', '.join(kinds)}"
-            )
-        for name in ("image_size", "patch_size"):  # JSON has lists
-            given = getattr(self, name)
-            object.__setattr__(self, name, tuple(given) if isinstance(given, list) else given)
-        for name in ("image_size", "patch_size", *_SIZES):
-            given = getattr(self, name)
-            if name == "pooler_output_size" and given is None:
-                continue
-            pair = name in ("image_size", "patch_size") and isinstance(given, tuple)
-            numbers = given if pair else (given,)
-            if len(numbers) != (2 if pair else 1) or any(
-                type(n) is not int or n < 1 for n in numbers
-            ):
-                raise ValueError(f"{name} must be a positive integer, not {given!r}")
-        if any(size < patch for size, patch in zip(self.size, self.patch, strict=True)):
-            raise ValueError(f"no patch of {self.patch_size} in a picture of {self.image_size}")
-        if self.hidden_size % self.num_attention_heads and self.model_type != "vit":
-            heads = self.num_attention_heads
-            raise ValueError(f"num_attention_heads={heads} do not divide {self.hidden_size=}")
-        for name in (self.hidden_act, self.pooler_act):
-            if name not in _POOLER_ACTIVATIONS:
-                known = ", ".join(ACTIVATIONS)
-                raise ValueError(f"unknown activation {name!r}; known are {known}")
-        if not self.qkv_bias and self.model_type != "vit":
-            raise ValueError("qkv_bias=False is ViT's; the others have biases")
-        for name in ("initializer_range", "layer_norm_eps"):
-            given = getattr(self, name)
-            if not isinstance(given, int | float) or not 0.0 <= given < math.inf:
-                raise ValueError(f"{name} must be a number, not negative, and not {given!r}")
-
-    @property
-    def size(self) -> tuple[int, int]:
-        """Height and width of a picture."""
-        s = self.image_size
-        return (s, s) if isinstance(s, int) else s
-
-    @property
-    def patch(self) -> tuple[int, int]:
-        """Height and width of a patch."""
-        p = self.patch_size
-        return (p, p) if isinstance(p, int) else p
-
-    @property
-    def grid(self) -> tuple[int, int]:
-        """Rows and columns of patches."""
-        (height, width), (p, q) = self.size, self.patch
-        return height // p, width // q
-
-    @property
-    def class_token(self) -> bool:
-        """Whether a vector stands before those of the patches."""
-        return self.model_type != "siglip_vision_model"
-
-    @property
-    def num_positions(self) -> int:
-        """How many vectors a picture becomes."""
-        return self.grid[0] * self.grid[1] + self.class_token
-
-
-_SIZES = """
-    num_channels hidden_size intermediate_size num_hidden_layers num_attention_heads
-    pooler_output_size
-""".split()
-
-_POOLER_ACTIVATIONS = {**ACTIVATIONS, "tanh": torch.tanh}
 
 
 class VisionLayer(nn.Module):
@@ -180,29 +65,6 @@ class VisionLayer(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.self_attn(self.layer_norm1(x))
         return x + self.mlp(self.layer_norm2(x))
-
-
-class AttentionPool(nn.Module):
-    """One vector of many: a learned query reads them all, and a feed-forward block follows.
-
-    Shape: (B, N, C) -> (B, C).
-    Source: Zhai et al. 2022, Scaling vision transformers, section 3.1 (MAP head); SigLIP's head.
-    """
-
-    def __init__(self, config: VisionConfig) -> None:
-        super().__init__()
-        c, C = config, config.hidden_size
-        self.probe = nn.Parameter(torch.randn(1, 1, C))
-        self.attention = MultiHeadAttention(C, c.num_attention_heads, bias=True, out_bias=True)
-        self.layernorm = LayerNorm(C, eps=c.layer_norm_eps)
-        self.mlp = MLP(C, c.intermediate_size, activation=c.hidden_act)
-
-    def forward(self, x: Tensor) -> Tensor:
-        a = self.attention
-        q = split_heads(a.q_proj(self.probe.expand(len(x), 1, -1)), a.num_heads)
-        k, v = (split_heads(proj(x), a.num_heads) for proj in (a.k_proj, a.v_proj))
-        read = a.o_proj(merge_heads(attention(q, k, v)))
-        return (read + self.mlp(self.layernorm(read)))[:, 0]
 
 
 class VisionTransformer(nn.Module):
@@ -247,17 +109,9 @@ class VisionTransformer(nn.Module):
         """Vectors of the patches with their positions, the class token first if there is one.
 
         Shape: (B, channels, height, width) -> (B, N, C)
-        Raises: ValueError for other pictures than those the config names, with the sizes, and for
-            pixels that are no floats, are NaN or infinite (looked for on the CPU alone).
+        Raises: ValueError as `check_pixels`.
         """
-        c = self.config
-        check_floats("pixels", pixels)
-        if pixels.ndim != 4 or pixels.shape[1:] != (c.num_channels, *c.size):
-            wanted = f"(B, {c.num_channels}, {c.size[0]}, {c.size[1]})"
-            patches = f"in patches of {c.patch[0]} x {c.patch[1]}"
-            raise ValueError(f"pictures {tuple(pixels.shape)} should be {wanted}, {patches}")
-        if pixels.device.type == "cpu" and (bad := int((~pixels.isfinite()).sum())):
-            raise ValueError(f"{bad} of {pixels.numel()} pixels are NaN or infinite")
+        check_pixels(pixels, self.config)
         weight = self.patch_embedding.weight
         x = self.patch_embedding(pixels.to(weight.dtype)).flatten(2).mT  # (B, N, C)
         if self.class_embedding is not None:
@@ -293,7 +147,7 @@ class VisionTransformer(nn.Module):
         if self.head is None:
             raise ValueError(f"this {self.config.model_type} was made with vision_use_head=False")
         if self.config.model_type == "vit":
-            return _POOLER_ACTIVATIONS[self.config.pooler_act](self.head(features[:, 0]))
+            return POOLER_ACTIVATIONS[self.config.pooler_act](self.head(features[:, 0]))
         return self.head(features)
 
     @classmethod

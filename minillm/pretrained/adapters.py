@@ -16,14 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from minillm.checks import check_adapter
 from minillm.files import read_json, recover, resolve, transaction, write_json, write_tensors
-from minillm.nn.lora import (
-    adapted_layers,
-    check_adapter,
-    insert_adapters,
-    linear_layers,
-    meant_layers,
-)
+from minillm.nn.adapters import adapted_layers, insert_adapters, linear_layers, meant_layers
 from minillm.pretrained.folder import tensors_of
 from minillm.pretrained.weights import join_qkv, layer_name, split_qkv
 

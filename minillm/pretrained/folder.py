@@ -256,7 +256,7 @@ def _state_of(layout: Layout, model: nn.Module) -> dict[str, Tensor]:
 
     Raises: ValueError if the model has others: loaded again, it would be another model.
     """
-    from minillm.nn.lora import check_merged
+    from minillm.nn.adapters import check_merged
     from minillm.training.distributed import is_sharded
 
     check_merged(model, "only whole models can be saved so")

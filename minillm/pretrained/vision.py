@@ -17,8 +17,10 @@ from torch import Tensor
 
 from minillm.checks import check_fields, quoted
 from minillm.config import ModelConfig
-from minillm.models.pictures import PictureConfig, PictureLM
-from minillm.models.vision import VisionConfig, VisionTransformer
+from minillm.models.picture_parts import PictureConfig
+from minillm.models.pictures import PictureLM
+from minillm.models.vision import VisionTransformer
+from minillm.models.vision_parts import VisionConfig
 from minillm.pretrained.families import ACTIVATION_NAMES
 from minillm.pretrained.folder import (
     Layout,

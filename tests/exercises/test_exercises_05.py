@@ -115,8 +115,8 @@ WRONG = [
     ("05.1", lambda x, p, f: turn(x, p, f, -1.0), "the other way round"),
     ("05.1", lambda x, p, f: turn(x, torch.arange(len(p)), f), "you turned by 0, 1, 2, 3"),
     ("05.1", lambda x, p, f: turn(x, p, f) + x, "the length of a vector changed"),
-    ("05.1", lambda x, p, f: turn(x, p, f * 0.5), "not by position times frequency"),
-    ("05.1", lambda x, p, f: turn(x, p, f)[:, :1], "the shape (2, 3, 4, 6) became (2, 1, 4, 6)"),
+    ("05.1", lambda x, p, f: turn(x, p, f * 0.5), "are not turned by position times frequency"),
+    ("05.1", lambda x, p, f: turn(x, p, f)[:, :1], "the shape is (2, 1, 4, 6), not (2, 3, 4, 6)"),
     ("05.1", lambda x, p, f: turn(x, p, theta(x.shape[-1])), "the frequencies of base 10,000"),
     ("05.1", lambda x, p, f: turn(x, p, 1 / f), "not divided by it"),
     (

@@ -45,6 +45,10 @@ def channels_together(features, grid, r):
     return x.permute(0, 1, 3, 5, 2, 4).flatten(3).flatten(1, 2)
 
 
+def exchanged(features, grid, r):
+    return pixel_shuffle(features, (grid[1], grid[0]), r)
+
+
 def strips(features, grid, r):
     return features.reshape(len(features), -1, r * r * features.shape[2])
 
@@ -88,11 +92,12 @@ WRONG = [
     ("16.2", COSTS | {DOUBLED: ...}, "not filled in"),
     ("16.2", COSTS | {VECTORS: float("nan")}, "patches, and one more"),
     ("16.3", squares_by_columns, "the squares go down the columns"),
-    ("16.3", strips, "a reshape alone joins 4 patches of one row"),
+    ("16.3", strips, "a reshape alone joins patches of one row"),
     ("16.3", by_columns, "within a square go along the rows"),
     ("16.3", channels_together, "keep the numbers of a patch together"),
-    ("16.3", lambda x, grid, r: x, "the result is (2, 2, 12)"),
+    ("16.3", lambda x, grid, r: x, "the result is (2, 6, 12)"),
     ("16.3", lambda x, grid, r: pixel_shuffle(x, grid, r).flip(1), "the first vector is"),
+    ("16.3", exchanged, "you cut it as (columns, rows)"),
     ("16.4", all_before, "sees the last picture before it, no earlier one"),
     ("16.4", after_the_mark, "the mark itself sees its picture"),
     ("16.4", lambda *a: ~picture_mask(*a), "turned round"),

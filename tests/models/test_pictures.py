@@ -5,14 +5,14 @@ import torch
 from vision_checkpoints import LLAVAS, PLACEHOLDER, make_llava, pictures_for, save
 
 from minillm.config import ModelConfig
+from minillm.models.picture_parts import PictureConfig
 from minillm.models.pictures import (
     GatedCrossAttentionLayer,
-    PictureConfig,
     PictureLM,
     Projector,
     put_pictures,
 )
-from minillm.models.vision import VisionConfig
+from minillm.models.vision_parts import VisionConfig
 
 
 def mllama_layer(C, H, G, F, act="silu"):
@@ -409,7 +409,7 @@ def test_texts_that_are_not_computed():
 
 
 def test_a_projector_of_unknown_kind():
-    with pytest.raises(ValueError, match="unknown activation 'no'"):
+    with pytest.raises(ValueError, match="activation 'no' is unknown"):
         Projector(4, 8, activation="no")
     with pytest.raises(ValueError, match="vision_size must be at least 1, not 0"):
         Projector(0, 8)

@@ -5,7 +5,8 @@ import torch
 from torch.nn import functional as F
 from vision_checkpoints import TOWERS, make_tower, pictures_for, save
 
-from minillm.models.vision import VisionConfig, VisionTransformer, cut_patches
+from minillm.models.vision import VisionTransformer, cut_patches
+from minillm.models.vision_parts import VisionConfig
 
 
 @pytest.fixture(scope="module", params=TOWERS)

@@ -24,8 +24,7 @@ from minillm.config import ModelConfig
 from minillm.fast.packed import PackedLM
 from minillm.generation.decoding import generate
 from minillm.model import CausalLM
-from minillm.nn.lora import (
-    LoRALinear,
+from minillm.nn.adapters import (
     add_lora,
     check_merged,
     linear_layers,
@@ -35,6 +34,7 @@ from minillm.nn.lora import (
     remove_lora,
     unmerge,
 )
+from minillm.nn.lora import LoRALinear
 from minillm.pretrained.adapters import load_adapter, save_adapter
 from minillm.pretrained.load import from_pretrained, save_pretrained
 from minillm.stories.curriculum import fewer_cards

@@ -6,7 +6,7 @@ import torch
 from minillm.config import ModelConfig
 from minillm.generation.decoding import generate
 from minillm.model import CausalLM
-from minillm.nn.lora import add_lora
+from minillm.nn.adapters import add_lora
 from minillm.nn.maps import attention_maps
 from minillm.pretrained.load import from_pretrained
 

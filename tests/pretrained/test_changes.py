@@ -19,8 +19,8 @@ from minillm.generation.decoding import generate
 from minillm.model import CausalLM
 from minillm.models.pictures import PictureLM
 from minillm.models.vision import VisionTransformer
+from minillm.nn.adapters import add_lora, merge
 from minillm.nn.layers import ACTIVATIONS, GatedMLP, RMSNorm
-from minillm.nn.lora import add_lora, merge
 from minillm.nn.multihead import MultiHeadAttention
 from minillm.nn.rope import RotaryEmbedding
 from minillm.pretrained.load import from_pretrained, save_pretrained

@@ -18,8 +18,10 @@ from vision_checkpoints import (
 )
 
 from minillm.config import ModelConfig
-from minillm.models.pictures import PictureConfig, PictureLM
-from minillm.models.vision import VisionConfig, VisionTransformer
+from minillm.models.picture_parts import PictureConfig
+from minillm.models.pictures import PictureLM
+from minillm.models.vision import VisionTransformer
+from minillm.models.vision_parts import VisionConfig
 from minillm.pretrained.vision import read_config, read_llava_config
 
 transformers.logging.set_verbosity_error()

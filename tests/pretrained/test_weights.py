@@ -10,10 +10,12 @@ from safetensors.torch import load_file, save_file
 
 from minillm.config import ModelConfig
 from minillm.model import CausalLM
-from minillm.models.pictures import PictureConfig, PictureLM
+from minillm.models.picture_parts import PictureConfig
+from minillm.models.pictures import PictureLM
 from minillm.models.qwen_vl import QwenVisionConfig, QwenVL, QwenVLConfig
 from minillm.models.seq2seq import EncoderDecoder, Seq2SeqConfig
-from minillm.models.vision import VisionConfig, VisionTransformer
+from minillm.models.vision import VisionTransformer
+from minillm.models.vision_parts import VisionConfig
 from minillm.pretrained.load import save_pretrained
 
 FILE = "model.safetensors"

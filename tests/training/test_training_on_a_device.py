@@ -12,7 +12,7 @@ from training_runs import TOKENS, V, make, tiny
 from minillm.config import ModelConfig
 from minillm.generation.decoding import generate
 from minillm.model import CausalLM
-from minillm.nn.lora import add_lora, merge, remove_lora
+from minillm.nn.adapters import add_lora, merge, remove_lora
 from minillm.pretrained.adapters import load_adapter, save_adapter
 from minillm.pretrained.load import from_pretrained, save_pretrained
 from minillm.tokenizer.bpe import BPETokenizer

@@ -9,8 +9,6 @@ import ast
 import re
 from pathlib import Path
 
-ROOM_OF_ITS_OWN = "the top of the package"
-
 
 def public_names(root: Path) -> dict[str, list[str]]:
     """Module -> public names, as minillm/__init__.py has them."""
@@ -148,20 +146,20 @@ def lay(root: Path, source: Path) -> list[str]:
 def lay_modules(root: Path, source: Path) -> None:
     """A page a module with its code, as the labels of exported cells link to it."""
     for path in sorted((root / "minillm").rglob("*.py")):
-        name = path.relative_to(root)
-        if "exercises" in str(name) or path.name.startswith("__"):
-            continue
-        code = path.read_text(encoding="utf-8").rstrip()
-        built = re.search(r"^# Built from (\S+\.ipynb)", code, re.M)
-        up = "../" * (len(name.parts) - 1)
-        said = (
-            f"Built, word for word, from [{built[1]}]({up}{built[1]})."
-            if built
-            else ("Written by hand.")
-        )
-        fence = "`" * 7
-        text = f"---\norphan: true\n---\n# {name.as_posix()}\n\n{said}\n\n"
-        text += f"{fence}python\n{code}\n{fence}\n"
-        target = source / name.with_suffix(".md")
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text(text, encoding="utf-8")
+        if "exercises" not in str(path.relative_to(root)) and not path.name.startswith("__"):
+            lay_module(root, source, path)
+
+
+def lay_module(root: Path, source: Path, path: Path) -> None:
+    """The page of one Python file."""
+    name = path.relative_to(root)
+    code = path.read_text(encoding="utf-8").rstrip()
+    built = re.search(r"^# Built from (\S+\.ipynb)", code, re.M)
+    up = "../" * (len(name.parts) - 1)
+    said = f"Built, word for word, from [{built[1]}]({up}{built[1]})." if built else ""
+    fence = "`" * 7
+    text = f"---\norphan: true\n---\n# {name.as_posix()}\n\n{said}\n\n"
+    text += f"{fence}python\n{code}\n{fence}\n"
+    target = source / name.with_suffix(".md")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.write_text(text, encoding="utf-8")

@@ -122,6 +122,25 @@ MOVING = {  # notebook: what to find in the cell with the static picture, the fi
 }
 
 
+def relinked(text: str, path: Path) -> str:
+    """A document whose links to files of the repository lead to what the site has of them."""
+
+    def page_of(match: re.Match[str]) -> str:
+        target = (path.parent / match[1]).resolve()
+        if not target.is_file() or not target.is_relative_to(ROOT):
+            return match[0]
+        if target.suffix == ".py":
+            api.lay_module(ROOT, SOURCE, target)
+            return f"]({match[1][:-3]}.md)"
+        if target.suffix not in (".md", ".ipynb", ".png"):  # a file to be had as it is
+            copy = SOURCE / target.relative_to(ROOT)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(target, copy)
+        return match[0]
+
+    return re.sub(r"\]\((?!\w+:)([^()\s#]+)\)", page_of, text)
+
+
 def add_figure(name: str, notebook: dict[str, Any]) -> None:
     """Put the moving figure of a page behind its static picture."""
     needle, kind, data = MOVING[name]
@@ -146,6 +165,9 @@ def lay_notebooks() -> dict[str, list[str]]:
             marked(notebook, "../" * len(folder.parts))
             if not shelf and path.stem in MOVING:
                 add_figure(path.stem, notebook)
+            for cell in notebook["cells"]:
+                if cell["cell_type"] == "markdown":
+                    cell["source"] = relinked(text_of(cell), path)
             target = SOURCE / folder / path.name
             target.write_text(json.dumps(notebook), encoding="utf-8")
             shelves[shelf].append(path.stem)
@@ -190,6 +212,7 @@ def lay_documents() -> None:
         target.parent.mkdir(parents=True, exist_ok=True)
         text = path.read_text(encoding="utf-8")
         text = re.sub(r"\]\(notebooks/(\w+)/?\)", r"](notebooks/\1/index.md)", text)
+        text = relinked(text, path)
         if path.parent.is_relative_to(ROOT / "assets"):
             text = f"---\norphan: true\n---\n{text}"
         target.write_text(text, encoding="utf-8")
@@ -252,11 +275,12 @@ def lay_out() -> None:
     size = lay_static()
     spine = [f"notebooks/{name}" for name in shelves[""]]
     spine.sort(key=lambda name: not name.endswith("tour"))  # the tour first
+    documents = sorted(path.stem for path in ROOT.glob("*.md") if path.stem != "README")
     trees = [
         toctree(spine, "The course"),
         toctree([f"notebooks/{shelf}/index" for shelf in SHELVES], "Further shelves"),
         toctree(["notebooks/GLOSSARY", "benchmarks/RESULTS", "benchmarks/HISTORY"], "Look up"),
-        toctree(["Install and use <README>", "CONTRIBUTING", *rooms], "The package"),
+        toctree(["Install and use <README>", *documents, *rooms], "The package"),
     ]
     story = json.loads((LIVE / "story.json").read_text(encoding="utf-8"))
     text = front.page(ROOT, story, size)

@@ -57,7 +57,7 @@ def fold_solutions(app: Sphinx, doctree: nodes.document) -> None:
                 child.children = child.children[:1]
                 child += Folded("", *body)
                 page += child
-            elif isinstance(first, nodes.strong) and re.fullmatch(r"\w+\.\d+", first.astext()):
+            elif isinstance(first, nodes.strong) and re.fullmatch(r"(\w+\.)?\d+", first.astext()):
                 child.remove(first)  # "**04.1** Cut the last dimension into heads, ..."
                 folded = Folded("", child)
                 page += [nodes.paragraph("", "", first), folded]
