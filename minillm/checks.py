@@ -53,8 +53,10 @@ __all__ = [
     "check_targets",
     "check_text",
     "check_texts",
+    "check_token_row",
     "check_tokenizer",
     "check_tokens",
+    "check_training",
     "check_utf8",
     "context_length",
     "count_in",
@@ -249,19 +251,43 @@ def check_texts(texts: Any, name: str = "texts") -> None:
     _check_read(texts, name)
 
 
-def check_text(text: Any) -> None:
+def check_text(text: Any, several: str = "join several") -> None:
     """Raises: ValueError for several texts where one belongs, for bytes, and for a path."""
-    _check_read(text, "text")
     if not isinstance(text, str):
-        raise ValueError(f"text must be one text, a str, not {quoted(text)}: join several")
+        _check_read(text, "text")
+        raise ValueError(f"text must be one text, a str, not {quoted(text)}: {several}")
 
 
 def check_one_row(ids: Any) -> None:
-    """Raises: ValueError for rows of ids where one row belongs."""
+    """Raises: ValueError for rows of ids, or a single id, where one row belongs."""
     rows = isinstance(ids, list | tuple) and bool(ids) and isinstance(ids[0], list | tuple)
-    if rows or isinstance(ids, str | Mapping):
+    if rows or isinstance(ids, str | Mapping | Integral):
         each = "for several rows [decode(row) for row in ids]"
+        each = f"for one id [{ids}]" if isinstance(ids, Integral) else each
         raise ValueError(f"decode takes the ids of one text, not {quoted(ids)}: {each}")
+
+
+def check_token_row(tokens: Any) -> None:
+    """Raises: ValueError for a text, texts, a path or a tokenizer where a row of ids belongs."""
+    row = hasattr(tokens, "__getitem__") and not isinstance(tokens, str | bytes)
+    if isinstance(tokens, list | tuple):
+        row = all(isinstance(i, Integral) for i in tokens[:1])
+    if not row:
+        road = "torch.tensor(tokenizer.encode(text)) makes one of a text"
+        raise ValueError(f"tokens must be a row of token ids, not {quoted(tokens)}: {road}")
+
+
+def check_training(model: Any, config: Any, optimizer: Any, run: Any) -> None:
+    """Raises: ValueError for parts of a `Trainer` that cannot be, such as steps for a config."""
+    module: Kind = "an nn.Module, such as CausalLM(config)", lambda x: hasattr(x, "parameters")
+    plan: Kind = "a TrainConfig, such as TrainConfig(100)", lambda x: hasattr(x, "fixed_settings")
+    road = "an optimizer or a function of the model, lambda model: torch.optim.SGD(...)"
+    made: Kind = road, lambda x: not isinstance(x, str | type)
+    folder: Kind = "a Run, such as Run(folder)", lambda x: x is None or hasattr(x, "at_work")
+    check_kind("model", model, module)
+    check_kind("config", config, plan)
+    check_kind("optimizer", optimizer, made)
+    check_kind("run", run, folder)
 
 
 def check_tokenizer(tokenizer: Any) -> None:

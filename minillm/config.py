@@ -104,8 +104,10 @@ class ModelConfig:
             return object.__new__(cls)
         kind = args[5] if len(args) > 5 else keys.get("model_type", "llama")
         kept = family_of(kind).config or ModelConfig
-        if strange := sorted(keys.keys() - {f.name for f in fields(kept)}):
-            raise ValueError(f"a {kind} config has no {', '.join(strange)}")
+        known = [f.name for f in fields(kept)]
+        if strange := sorted(keys.keys() - {*known}):
+            has = f"it has {', '.join(known)}"
+            raise ValueError(f"a {kind} config has no {', '.join(strange)}; {has}")
         return object.__new__(kept)
 
     def __post_init__(self) -> None:

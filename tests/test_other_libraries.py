@@ -10,11 +10,13 @@ from minillm import (
     ModelConfig,
     TrainConfig,
     Trainer,
+    WindowBatches,
     add_lora,
     attention_maps,
     beam_search,
     evaluate,
     generate,
+    get_batch,
     save_pretrained,
     stream_text,
 )
@@ -83,6 +85,35 @@ CASES = {
         *(lambda m, t: Trainer(m, [t("a")], TrainConfig(1), progress=False).train(), 1),
         "inputs are ids[:, :-1], targets ids[:, 1:]",
     ),
+    "a text as tokens": (lambda m, t: WindowBatches("a b c", 1, 2), None, "tokenizer.encode(text)"),
+    "texts as tokens": (lambda m, t: get_batch(["a", "b"], 1, 1), None, "a row of token ids"),
+    "steps for a config": (lambda m, t: Trainer(m, [], 100), None, "TrainConfig(100), not 100"),
+    "a config for a model": (
+        *(lambda m, t: Trainer(m.config, [], TrainConfig(1)), None),
+        "model must be an nn.Module, such as CausalLM(config)",
+    ),
+    "an optimizer's name": (
+        *(lambda m, t: Trainer(m, [], TrainConfig(1), optimizer="adamw"), None),
+        "a function of the model, lambda model:",
+    ),
+    "an optimizer's class": (
+        *(lambda m, t: Trainer(m, [], TrainConfig(1), optimizer=torch.optim.SGD), None),
+        "a function of the model, lambda model:",
+    ),
+    "a run's name": (
+        *(lambda m, t: Trainer(m, [], TrainConfig(1), run="x"), None),
+        "run must be a Run, such as Run(folder), not 'x'",
+    ),
+    "texts to encode": (lambda m, t: t.encode(["a", "b"]), None, "encode_batch takes several"),
+    "texts, special or not": (
+        *(lambda m, t: t.encode_ordinary(["a", "b"]), None),
+        "encode_batch takes several",
+    ),
+    "one id to decode": (lambda m, t: t.decode(97), None, "for one id [97]"),
+    "their names of sizes": (
+        *(lambda m, t: ModelConfig(vocab_size=9, n_layer=1), None),
+        "has no n_layer; it has vocab_size, hidden_size, num_hidden_layers",
+    ),
     "a path to train on": (lambda m, t: Trainer(m, "x", TrainConfig(1)), None, "not be 'x'"),
     "a path to learn from": (lambda m, t: BPETokenizer.train(__file__, 300), None, "read_text"),
 }
@@ -126,6 +157,10 @@ def test_adapters_go_onto_their_model(theirs):
     names = add_lora(theirs[0], 2, 4)
     assert "model.layers.0.self_attn.q_proj" in names
     minillm.remove_lora(theirs[0])
+
+
+def test_help_gives_the_names_that_peft_has():
+    assert "`r`, `lora_alpha` and `target_modules`" in (add_lora.__doc__ or "")
 
 
 def test_a_model_has_the_methods_one_reaches_for(ours, tmp_path):

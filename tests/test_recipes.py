@@ -192,3 +192,6 @@ def test_help_says_what_it_is_for_and_nothing_of_torchs(name):
     assert part.__doc__ and not part.__doc__.startswith(f"{name}(")  # that of a dataclass
     if inspect.isclass(part):
         assert part.__doc__ != part.__mro__[1].__doc__
+        if issubclass(part, torch.nn.Module):
+            known = {base.forward.__doc__ for base in (torch.nn.Module, torch.nn.Linear)}
+            assert inspect.getdoc(part.forward) and part.forward.__doc__ not in {*known, None}

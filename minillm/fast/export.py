@@ -59,6 +59,7 @@ class DecodingStep(nn.Module):
     def forward(
         self, input_ids: Tensor, position: Tensor, keys: Tensor, values: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
+        """Logits (B, V), and keys and values with those of `position` put in."""
         slots = torch.arange(keys.shape[3], device=position.device)
         here = (slots == position)[:, None]  # (S, 1)
         cache: Any = [

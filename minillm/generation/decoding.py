@@ -163,7 +163,8 @@ def generate(
 
     Args:
         min_new_tokens: so many tokens come before an end token may.
-        sampler: chooses from logits (B, V) and previous ids (B, T) (-1: padding) one id a row.
+        sampler: chooses one id a row from logits (B, V) and previous ids (B, T) (-1: padding), as
+            `Sampler(temperature=0.7)` does.
         attention_mask: 1 for real tokens, 0 for padding, which must stand on the left.
         stop: strings (they need `tokenizer`) or sequences of ids that end a row; they stay in it.
         cache: a kind of cache, one that already holds the beginning of the rows, or None.

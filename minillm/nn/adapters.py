@@ -93,7 +93,8 @@ def add_lora(
 ) -> list[str]:
     """Give the target layers adapters and freeze everything else; returns the layers' names.
 
-    `targets` are as in peft: the last parts of the names that the layers have in Hugging Face's
+    Where peft says `r`, `lora_alpha` and `target_modules`, these are `rank`, `alpha` and `targets`.
+    Targets are written as there: the last parts of the names that the layers have in Hugging Face's
     checkpoints, or whole names; a pattern that fits whole names; or "all-linear": all but the head.
 
     Raises: ValueError, before anything is changed, for targets that are no strings or fit no linear

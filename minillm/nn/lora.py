@@ -65,6 +65,7 @@ class LoRALinear(nn.Linear):
         self.train(base.training)
 
     def forward(self, x: Tensor) -> Tensor:
+        """(..., in) -> (..., out), with the adapter's change unless it is switched off."""
         y = F.linear(x, self.weight, self.bias)
         if self.merged or not self.enabled:
             return y

@@ -57,6 +57,7 @@ class Experts(nn.Module):
             nn.init.uniform_(weight, -(weight.shape[-1] ** -0.5), weight.shape[-1] ** -0.5)
 
     def forward(self, x: Tensor, indices: Tensor, weights: Tensor) -> Tensor:
+        """The outputs of each token's experts, weighted and summed: (N, C) -> (N, C)."""
         gate_up, down = self.gate_up_proj, self.down_proj
         if torch.compiler.is_compiling() or x.is_meta:  # no shape may depend on the choice
             return every_expert(x, indices, weights, gate_up, down, self.activation)
@@ -117,6 +118,7 @@ class TopKRouter(nn.Module):
         self.register_buffer("e_score_correction_bias", bias)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Logits (N, E), weights (N, k) and indices (N, k) of each token's experts. x: (N, C)."""
         dtype = torch.promote_types(x.dtype, self.weight.dtype)
         wide = torch.promote_types(dtype, torch.float32)
         sigmoid = self.scoring == "sigmoid"
@@ -236,6 +238,7 @@ class SparseMoeBlock(nn.Module):
             )
 
     def forward(self, x: Tensor) -> Tensor:
+        """(..., C) -> (..., C), each token by itself."""
         rows = x.reshape(-1, x.shape[-1])
         _, weights, indices = self.gate(rows)
         y = self.experts(rows, indices, weights).view(x.shape)

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from minillm.checks import (
     check_one_of,
     check_one_row,
+    check_text,
     check_texts,
     check_tokens,
     check_utf8,
@@ -185,8 +186,10 @@ class BPETokenizer:
         If the tokenizer has `add_bos`, the begin token comes first, once: a text that spells it
         there gets no other. `add_special_tokens=False` gives the text alone, for a text in the
         middle of another, and only that is what `decode` gives back.
-        Raises: ValueError if the text spells a special token that is not allowed.
+        Raises: ValueError if the text spells a special token that is not allowed, or for several
+            texts: `encode_batch` takes them.
         """
+        check_text(text, "encode_batch takes several")
         ids = self._encode_parts(text, allowed_special)
         begin = self.bos_token_id
         if self.add_bos and add_special_tokens and begin is not None and ids[:1] != [begin]:
@@ -195,6 +198,7 @@ class BPETokenizer:
 
     def encode_ordinary(self, text: str) -> list[int]:
         """Ids of `text`, in which the spelling of a special token is text like any other."""
+        check_text(text, "encode_batch takes several")
         return self._encode_parts(text, None) if self.added_tokens else self._encode_text(text)
 
     def _encode_parts(self, text: str, allowed: Allowed | None) -> list[int]:

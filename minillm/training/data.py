@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from minillm.checks import check_sizes, index_in
+from minillm.checks import check_sizes, check_token_row, index_in
 
 __all__ = [
     "BatchSource",
@@ -97,8 +97,9 @@ def get_batch(
     The shift by one happens here (and in `pad_rows`, for documents) and nowhere else.
 
     Shape: tokens (N,) -> inputs (B, T), targets (B, T), int64; inputs[:, 1:] == targets[:, :-1].
-    Raises: ValueError if no window of T + 1 tokens fits.
+    Raises: ValueError if no window of T + 1 tokens fits, or for a text instead of its ids.
     """
+    check_token_row(tokens)
     if batch_size < 1 or context_length < 1 or len(tokens) < context_length + 1:
         raise ValueError(
             f"{batch_size} windows of {context_length} + 1 tokens from {len(tokens)} tokens"
@@ -114,6 +115,7 @@ class WindowBatches:
     """Random windows of a row of tokens; batch i depends on the seed and on i alone."""
 
     def __init__(self, tokens: Any, batch_size: int, context_length: int, *, seed: int = 0) -> None:
+        check_token_row(tokens)
         self.tokens, self.batch_size, self.context_length = tokens, batch_size, context_length
         self.seed, self.index = seed, 0
 

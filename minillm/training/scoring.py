@@ -28,7 +28,8 @@ def token_log_probs(
         log_probs = token_log_probs(model, ids)[:, T - 1 :]  # (B, 20)
 
     These are the model's own, whatever a sampler did. Rows that ended are filled with the pad or
-    end token: leave those numbers out.
+    end token: leave those numbers out. They carry no gradient: a loss of your own takes
+    `model(ids).log_softmax(-1)`.
     Shape: (B, T) ids, (B, T) mask with padding on the left -> (B, T - 1).
     Raises: ValueError as the model does, for ids that are no tensor (B, T).
     """

@@ -69,6 +69,7 @@ class Isolated(nn.Module):
         self.model = model
 
     def forward(self, packed: Tensor) -> Tensor:
+        """Ids and numbers of examples (B, 2, T) -> logits (B, T, V), each example by itself."""
         if packed.dim() != 3 or packed.shape[1] != 2:
             raise ValueError(f"packed rows are (B, 2, T), not {tuple(packed.shape)}")
         ids, numbers = packed.unbind(1)  # (B, T)

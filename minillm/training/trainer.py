@@ -17,7 +17,15 @@ import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from minillm.checks import NOT_NEGATIVE, SHARE, check_kind, check_one_of, list_of, whole
+from minillm.checks import (
+    NOT_NEGATIVE,
+    SHARE,
+    check_kind,
+    check_one_of,
+    check_training,
+    list_of,
+    whole,
+)
 from minillm.device import forward_of, fresh_rng_state, processes_of, rng_state, set_rng_state
 from minillm.modes import EvalMode
 from minillm.training.data import BatchSource, batch_source
@@ -187,6 +195,7 @@ class Trainer:
         balance: Any = None,
         progress: bool = True,
     ) -> None:
+        check_training(model, config, optimizer, run)
         self.batches, self.config, self.run = batch_source(batches), config, run
         self.validate, self.sample, self.on_log = validate, sample, on_log
         self.token_bytes, self.progress, self.balance = token_bytes, progress, balance
