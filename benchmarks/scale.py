@@ -5,9 +5,9 @@
 Each point is a run of its own, from first weights to the end of its schedule, on stories drawn
 afresh, with three seeds. The rate is searched: with 100 steps a factor 2 up and down until both
 neighbours of the best are worse, with more only down, from the best of half as many steps; by the
-mean of the seeds, from 400 steps on by seed 0 alone. The two dearest points take over the rate of
-half as many steps. Then one width reads few stories again and again. Each run becomes a line of
-assets/scale.csv; what stands there is not run again.
+mean of the seeds, from 400 steps on by seed 0 alone. The two most expensive points take over the
+rate of half as many steps. Then one width reads few stories again and again. Each run becomes a
+line of assets/scale.csv; what stands there is not run again.
 
 Last, one model of chapter 10's size is trained for as long as there, and looked at on the way:
 assets/scale-run.csv. All of it takes a quarter of an hour of one quiet core.
@@ -42,7 +42,7 @@ TABLE, LONG_RUN = ASSETS / "scale.csv", ASSETS / "scale-run.csv"
 WIDTHS, STEPS, SEEDS = (16, 32, 64, 96), (100, 200, 400, 800), (0, 1, 2)
 ROWS, CONTEXT = 4, 256  # a step: about 4 * 256 tokens
 FIRST_RATE = 0.016
-SEARCHED, DEAREST = 96 * 200, 64 * 400  # width * steps: where rates are searched, what is run
+SEARCHED, MOST_EXPENSIVE = 96 * 200, 64 * 400  # width * steps: rates searched, points run
 REPEATED = (32, 400, (600, 150))  # width, steps, numbers of stories: read about 4 and 16 times
 COPIES = ("name", "pronoun", "food", "sum", "other")  # settled by what the story has said
 KINDS = ("template", "card", *COPIES)
@@ -308,7 +308,7 @@ def main() -> None:
     points = sorted(product(WIDTHS, STEPS), key=math.prod)
     rates: dict[int, float] = {}
     for width, steps in points:
-        if width * steps > DEAREST:
+        if width * steps > MOST_EXPENSIVE:
             continue
         if width * steps <= SEARCHED:
             rates[width] = best_rate(lab, width, steps, rates.get(width))
