@@ -60,7 +60,7 @@ COUNTED = {
     "an empty answer, the end token marked": 1,
     "two answers, of 3 and 2 tokens, the end tokens marked": 7,
     "the first and the fourth of these, packed in one row": 11,
-    "one answer of 3 tokens, the end token marked, in a row cut in silence after 2": 2,
+    "one answer of 3 tokens, the end token marked, in a row cut after 2 tokens of the answer": 2,
 }
 HINTS = {
     "one answer of 3 tokens, the end token marked": "the model must also learn to stop",
@@ -68,7 +68,7 @@ HINTS = {
     "an empty answer, the end token marked": "saying nothing is an answer, too: how does it end?",
     "two answers, of 3 and 2 tokens, the end tokens marked": "how many end tokens are there?",
     "the first and the fourth of these, packed in one row": "does packing change the targets?",
-    "one answer of 3 tokens, the end token marked, in a row cut in silence after 2": (
+    "one answer of 3 tokens, the end token marked, in a row cut after 2 tokens of the answer": (
         "what stands before the cut?"
     ),
 }

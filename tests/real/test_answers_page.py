@@ -22,7 +22,7 @@ pytestmark = [
 ]
 
 
-def test_forty_conversations_make_it_answer_and_random_weights_learn_nothing(tmp_path):
+def test_forty_conversations_make_it_answer_and_random_weights_get_none_right(tmp_path):
     environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST")}
     subprocess.run(
         [sys.executable, ROOT / "tools" / "execute.py", "--to", tmp_path, PAGE],

@@ -8,7 +8,7 @@ COUNTED = {
     "an empty answer, the end token marked": 1,
     "two answers, of 3 and 2 tokens, the end tokens marked": 7,
     "the first and the fourth of these, packed in one row": 11,
-    "one answer of 3 tokens, the end token marked, in a row cut in silence after 2": 2,
+    "one answer of 3 tokens, the end token marked, in a row cut after 2 tokens of the answer": 2,
 }
 
 ONE, OUTSIDE, EMPTY, TWO, PACKED, CUT = COUNTED
