@@ -6,7 +6,7 @@
 Runs the cells of the page that carry the tag `runs`, so that page and tables come from the same
 lines, and writes assets/rewards/: reference.csv (q), methods.csv (success and KL of each policy,
 and where the KL lies), sums.csv (pass@k), foxes.csv (pay for every fox). Rows that a file holds
-already are skipped; who wants them anew removes it first. Ten minutes of CPU time on one thread.
+already are skipped; who wants them anew removes it first. Twelve minutes of CPU time on one thread.
 """
 
 import csv
@@ -122,20 +122,22 @@ def controls(names: dict[str, Any]) -> None:
         for seed in SEEDS:
             rate = best_rate(control.partition(",")[0], names["BETA"])
             point(names, control, train, rate, seed)
+    for seed in SEEDS:  # sure labels at the rate of the soft ones
+        rate = best_rate("dpo, soft labels", names["BETA"])
+        point(names, "dpo", partial(fit, names["dpo"]), rate, seed)
 
 
 def sums(names: dict[str, Any]) -> None:
-    """sums.csv: pass@k before and after, with rewards, with the answers told, with both in turn."""
+    """sums.csv: pass@k before and after, with rewards, with answers told, with both in turn."""
     practise = names["practise"]
 
     def row(way: str, rate: float, seed: int) -> Row:
         policy = names["model"]
-        if way == "told, then rewarded":
-            policy = practise(names["told"], rate=2e-3, seed=10 + seed, steps=40)
-            if rate:
-                policy = practise(names["rewarded"], rate=rate, seed=seed, start=policy)
-        elif rate:
-            policy = practise(names[way], rate=rate, seed=seed)
+        first, _, then = way.rpartition(", then ")
+        if first:
+            policy = practise(names[first], rate=2e-3, seed=10 + seed, steps=40)
+        if rate:
+            policy = practise(names[then], rate=rate, seed=seed, start=policy)
         p, pairs = names["chances"](policy)
         found = {f"pass@{k}": names["pass_at"](k, p) for k in (1, 4, 16, 64, 256)}
         for pair in sorted(set(pairs)):
@@ -147,7 +149,7 @@ def sums(names: dict[str, Any]) -> None:
         add("sums.csv", {"way": way, "rate": rate, "seed": seed}, partial(row, way, rate, seed))
 
     ways("before", 0.0, 0)
-    for way in ("told", "told, then rewarded", "rewarded"):
+    for way in ("told", "told, then rewarded", "shuffled, then rewarded", "rewarded"):
         for seed in SEEDS if "then" in way else ():
             ways(way, 0.0, seed)  # where the rewards begin
         for rate in (5e-4, 1e-3, 2e-3):

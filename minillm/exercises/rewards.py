@@ -75,14 +75,14 @@ ENDS = {
     "success at price 0.2": round(_success(0.2), 3),
     "success at price 0.5": round(_success(0.5), 3),
     "success at price 1": round(_success(1.0), 3),
-    "success at a price without limit": 0.062,  # 0.0625: either neighbour is accepted
+    "success as the price grows without bound": 0.062,  # 0.0625: either neighbour is accepted
     "J of best of 4 at price 0.2": round(_best_of(4, 0.2), 3),
 }
 HINTS = {
     "success at price 0.2": "exp(1 / beta) is 148 here; the foxes have weight q times that",
     "success at price 0.5": "exp(1 / beta) is 7.4 here; divide by Z",
     "success at price 1": "exp(1 / beta) is e; divide by Z",
-    "success at a price without limit": "nobody who pays so much moves away from the reference",
+    "success as the price grows without bound": "then nobody moves away from the reference",
     "J of best of 4 at price 0.2": "s = 1 - (1 - q)^4, less 0.2 times what the frontier asks for s",
 }
 

@@ -11,7 +11,7 @@ PRICE_02, PRICE_05, PRICE_1, FREE, BEST_OF = (
     "success at price 0.2",
     "success at price 0.5",
     "success at price 1",
-    "success at a price without limit",
+    "success as the price grows without bound",
     "J of best of 4 at price 0.2",
 )
 ENDS = {PRICE_02: 0.908, PRICE_05: 0.33, PRICE_1: 0.153, FREE: 0.063, BEST_OF: 0.199}
