@@ -89,7 +89,7 @@ HAPPENS = {
     "save_pretrained of your family, from_pretrained in a program without it": "refused",
     "`Growing` as batches, and the run is resumed": "works",
     "packed() of a model with your attention": "refused",
-    "a loss that takes targets of -100 for token 0": "silent",
+    "a loss that counts targets of -100 as if they were token 0": "silent",
 }
 _WHY = (
     "a layer calls whatever stands there",
@@ -156,6 +156,9 @@ def _z_slopes(answer: Callable[[Tensor, Tensor, float], Any]) -> str | None:
             "positions with a target of -100 do not count, and get 0": (
                 _slopes(logits, torch.zeros_like(targets), 0.01)
             ),
+            "the divisor is right, but the slope of a target of -100 is 0": (
+                _slopes(logits, torch.zeros_like(targets), 0.01) * targets.numel() / counts.sum()
+            ),
             "the mean is over the positions that count": want * counts.sum() / targets.numel(),
             "the weight is missing": want / 0.01,
             "that is the slope of the cross-entropy: the targets are no part of log Z": (
@@ -169,5 +172,6 @@ def _z_slopes(answer: Callable[[Tensor, Tensor, float], Any]) -> str | None:
         for why, wrong in mistakes.items():
             if torch.allclose(got.double(), wrong, rtol=1e-5, atol=1e-9):
                 return why
-        return f"the slope of score [0, 0, 0] is {want[0, 0, 0]:.4f}, not {got[0, 0, 0]:.4f}"
+        b, t, v = (int(i) for i in torch.unravel_index((got - want).abs().argmax(), want.shape))
+        return f"the slope of score [{b}, {t}, {v}] is {want[b, t, v]:.4g}, not {got[b, t, v]:.4g}"
     return None

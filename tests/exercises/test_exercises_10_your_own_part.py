@@ -68,6 +68,13 @@ def counts_of(targets):
     return (targets != -100)[..., None]
 
 
+def one_off(logits, targets, weight):
+    """One slope of 70 is wrong: the sentence must name it."""
+    found = slopes(logits, targets, weight)
+    found[1, 0, 4] += 1
+    return found
+
+
 RIGHT = {
     "10_your_own_part.1": right,
     "10_your_own_part.2": HAPPENS,
@@ -107,7 +114,13 @@ WRONG = [
     (THREE, lambda x, t, w: slopes(x, t, w) * counts_of(t).sum() / t.numel(), "that count"),
     (THREE, lambda x, t, w: slopes(x, t, 1), "the weight is missing"),
     (THREE, lambda x, t, w: (x.softmax(-1) - torch.eye(7)[t]) / 10, "no part of log Z"),
+    (
+        THREE,
+        lambda x, t, w: slopes(x, torch.zeros_like(t), w) * t.numel() / counts_of(t).sum(),
+        "the divisor is right, but",
+    ),
     (THREE, lambda x, t, w: torch.zeros_like(x), "the slope of score"),
+    (THREE, one_off, "the slope of score [1, 0, 4] is"),
     (THREE, lambda x, t, w: x.logsumexp(-1), "a slope for each score"),
 ]
 
