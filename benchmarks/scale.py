@@ -5,9 +5,9 @@
 Each point is a run of its own, from first weights to the end of its schedule, on stories drawn
 afresh, with three seeds. The rate is searched: with 100 steps a factor 2 up and down until both
 neighbours of the best are worse, with more only down, from the best of half as many steps; by the
-mean of the seeds, from 400 steps on by seed 0 alone. The two most expensive points take over the
-rate of half as many steps. Then one width reads few stories again and again. Each run becomes a
-line of assets/scale.csv; what stands there is not run again.
+mean of the seeds, from 400 steps on by seed 0 alone. The two points with most width times steps
+take over the rate of half as many steps. Then one width reads few stories again and again. Each
+run becomes a line of assets/scale.csv; what stands there is not run again.
 
 Last, one model of chapter 10's size is trained for as long as there, and looked at on the way:
 assets/scale-run.csv. All of it takes a quarter of an hour of one quiet core.
