@@ -181,7 +181,9 @@ def test_what_cannot_be_packed_says_so(config):
         CausalLM(config).packed()
 
 
-@pytest.mark.parametrize("wrong", ["minillm.nn.layers:Nothing", "nowhere:attention", "attention"])
+@pytest.mark.parametrize(
+    "wrong", ["minillm.nn.layers:Nothing", "nowhere:attention", "no_such_module"]
+)
 def test_a_family_that_is_not_there(monkeypatch, wrong):
     monkeypatch.setitem(FAMILIES, "mine", wrong)
     with pytest.raises(ValueError, match=f"no family '{wrong}' for mine"):

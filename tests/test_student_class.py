@@ -184,7 +184,11 @@ except OSError:
     assert verdicts.pop("anna") == "passed"
     assert verdicts.pop("hans") == verdicts.pop("ida") == "not gradable"
     assert set(verdicts) == {"ben", "carl", "dora", "eve", "fred"}
-    assert set(verdicts.values()) == {"not passed"}
+    if box.kind == "none":  # without a box it did delete its copy, so nothing is left to grade
+        assert verdicts.pop("dora") == "not gradable"
+    else:
+        assert rows["dora"]["not_run"] == "2"
+    assert set(verdicts.values()) == {"not passed"}, box.kind
     assert rows["ben"]["first_message"].startswith("tests/test_ngram.py::test_bits: AssertionError")
     assert (rows["ben"]["passed"], rows["ben"]["failed"], rows["ben"]["values"]) == (
         "1",
@@ -192,7 +196,7 @@ except OSError:
         "4 of 5",
     )
     assert rows["carl"]["first_message"] == "stopped after 30 s"
-    assert rows["dora"]["not_run"] == rows["eve"]["not_run"] == "2"
+    assert rows["eve"]["not_run"] == "2"
     assert rows["fred"]["waiting"] == "2" and rows["fred"]["written"] == "0 of 16"
     assert rows["hans"]["first_message"] == f"there are 0 files {PAGE} in it, not one"
     assert (

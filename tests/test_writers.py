@@ -15,7 +15,7 @@ from interruptions import Interruption
 
 from minillm.cli import main as cli
 from minillm.config import ModelConfig
-from minillm.fast import export
+from minillm.fast import export, onnx_file
 from minillm.files import recover, replacing, transaction, write_json
 from minillm.model import CausalLM
 from minillm.nn.adapters import add_lora
@@ -50,7 +50,7 @@ def onnx_program():
     program, made, real = export.export_step(model(1), max_length=8), [], torch.onnx.export
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch.onnx, "export", lambda *a, **k: made.append(real(*a, **k)) or made[0])
-        export.to_onnx(program, Path(folder, "x.onnx"))
+        onnx_file.to_onnx(program, Path(folder, "x.onnx"))
     return program, made[0]
 
 
@@ -59,7 +59,7 @@ def write_onnx(folder, time):
     program, made = onnx_program()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch.onnx, "export", lambda *_, **__: made)
-        export.to_onnx(program, folder / "step.onnx")
+        onnx_file.to_onnx(program, folder / "step.onnx")
     if time == 0:
         for path in folder.glob("step.onnx*"):
             path.write_bytes(b"older")
@@ -67,7 +67,7 @@ def write_onnx(folder, time):
 
 def write_two_onnx_files(folder, time):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(export, "_ONE_FILE", 0)
+        patch.setattr(onnx_file, "_ONE_FILE", 0)
         write_onnx(folder, time)
 
 
