@@ -19,7 +19,9 @@ from safetensors.torch import load_file
 from tokenizer_folders import write
 
 from minillm.cli import main as cli
-from minillm.cli.main import END, main, sample_texts, stories
+from minillm.cli.corpus import END, documents, stories
+from minillm.cli.generate import begin_ids, sample_texts
+from minillm.cli.main import main
 from minillm.generation.decoding import generate
 from minillm.generation.sampling import Sampler
 from minillm.model import CausalLM
@@ -127,10 +129,10 @@ def test_prompts_begin_as_the_rows_of_the_training_did(trained, tmp_path, capsys
 def test_a_prompt_begins_as_the_tokenizers_file_asks(trained):
     """Where it asks for no begin token, only an empty prompt gets the model's."""
     model, tokenizer = from_pretrained(trained)
-    assert cli._begin(model, tokenizer, "A cat") == tokenizer.encode("A cat")
+    assert begin_ids(model, tokenizer, "A cat") == tokenizer.encode("A cat")
     tokenizer.add_bos = False
-    assert cli._begin(model, tokenizer, "A cat") == tokenizer.encode_ordinary("A cat")
-    assert cli._begin(model, tokenizer, "") == [model.config.bos_token_id]
+    assert begin_ids(model, tokenizer, "A cat") == tokenizer.encode_ordinary("A cat")
+    assert begin_ids(model, tokenizer, "") == [model.config.bos_token_id]
 
 
 def test_training_starts_from_a_saved_model(trained, tmp_path, capsys):
@@ -453,7 +455,7 @@ def test_the_module_runs():
 def test_documents_of_a_text_file_are_read_without_empty_ones(tmp_path):
     path = tmp_path / "text.txt"
     path.write_text("<|endoftext|>one\nmore<|endoftext|>\n\n<|endoftext|>two\n", encoding="utf-8")
-    assert list(cli.documents(str(path))) == ["one\nmore", "two"]
+    assert list(documents(str(path))) == ["one\nmore", "two"]
 
 
 # Numbers out of range
@@ -645,7 +647,7 @@ def test_a_file_without_text_is_refused(tmp_path, text, capsys):
 def test_line_ends_inside_a_document_stay_as_they_are(tmp_path):
     path = tmp_path / "text.txt"
     path.write_bytes(f"one\r\nmore{END}\r\n\r\ntwo\rthree\nfour\r\n{END}five\r\n".encode())
-    assert list(cli.documents(path)) == ["one\r\nmore", "two\rthree\nfour", "five"]
+    assert list(documents(path)) == ["one\r\nmore", "two\rthree\nfour", "five"]
 
 
 @pytest.mark.skipif(os.name == "nt", reason="no such pipes on Windows")
