@@ -20,7 +20,6 @@ import argparse
 import os
 import re
 import sys
-from pathlib import Path
 from typing import Any, NoReturn
 
 from minillm.cli.evaluate import evaluate_folder
@@ -28,9 +27,9 @@ from minillm.cli.generate import generate_texts
 from minillm.cli.options import (
     OneDefault,
     chat_options,
-    check_options,
-    dtype_option,
-    sampler_options,
+    common_options,
+    eval_options,
+    generate_options,
     train_options,
     words_of,
 )
@@ -50,52 +49,29 @@ def parser() -> argparse.ArgumentParser:
     )
     commands = top.add_subparsers(required=True, metavar="train | generate | chat | eval")
 
-    def command(name: str, function: Any, text: str) -> argparse.ArgumentParser:
+    def command(function: Any, add_options: Any, name: str, text: str) -> None:
         made = commands.add_parser(name, help=text, description=text, formatter_class=OneDefault)
         made.set_defaults(command=function)
-        made.add_argument("--device", help="cpu, cuda or mps (default: the best there is)")
-        made.add_argument("--seed", type=int, default=0, help="of every random draw")
-        return made
+        common_options(made)
+        add_options(made)
 
-    train_options(command("train", train, "train a model on stories or on a text file"))
-    one = command("generate", generate_texts, "print texts of a saved model")
-    one.add_argument("folder", type=Path, help="of a saved model; or a GGUF file")
-    one.add_argument("--prompt", default="", help="the beginning; empty: the model begins")
-    one.add_argument("--count", type=int, default=1, help="how many texts")
-    one.add_argument(
-        "--max-new-tokens", type=int, help="default: 400, or what the model's context leaves"
-    )
-    one.add_argument(
-        "--stop", action="append", metavar="TEXT", help="end before this text; may be given again"
-    )
-    sampler_options(one, temperature=1.0)
-    dtype_option(one)
-    one.add_argument(
-        "--parallel", choices=["tensor"], help="under torchrun: cut the layers over the processes"
-    )
-    chat_options(command("chat", chat, "talk with a chat model, or answer the lines of a pipe"))
-    one = command("eval", evaluate_folder, "bits per byte; of stories also floor and valid share")
-    one.add_argument("folder", type=Path, help="of a saved model; or a GGUF file")
-    one.add_argument(
-        "--corpus",
-        help="stories-en, stories-zh, or a text file, of which all is measured (default: what the"
-        " run held out)",
-    )
-    one.add_argument("--documents", type=int, default=500, help="at most so many held-out ones")
-    one.add_argument("--samples", type=int, default=200, help="stories to sample and to parse")
-    dtype_option(one)
+    command(train, train_options, "train", "train a model on stories or on a text file")
+    command(generate_texts, generate_options, "generate", "print texts of a saved model")
+    talk = "talk with a chat model, or answer the lines of a pipe"
+    command(chat, chat_options, "chat", talk)
+    measure = "bits per byte; of stories also floor and valid share"
+    command(evaluate_folder, eval_options, "eval", measure)
     return top
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run a command; a caller's mistake is one line on the error channel and exit code 1."""
     top = parser()
-    arguments = top.parse_args(argv)
+    words = sys.argv[1:] if argv is None else argv
     try:
+        arguments = top.parse_args(words)
         if getattr(arguments, "config", None) is not None:
-            words = [*(sys.argv[1:] if argv is None else argv)]
             arguments = top.parse_args([words[0], *words_of(arguments.config), *words[1:]])
-        check_options(arguments)
         arguments.command(arguments)
     except BrokenPipeError:
         raise  # nobody reads on: no mistake of the caller's; see `run`

@@ -21,6 +21,7 @@ from minillm.cli.corpus import (
     stories,
 )
 from minillm.cli.generate import device, sample_texts
+from minillm.cli.options import check_training
 from minillm.cli.run_info import begin_run_info, check_same_run, finish_run_info
 from minillm.cli.terminal import show, tell, visible
 from minillm.files import read_json
@@ -28,6 +29,7 @@ from minillm.files import read_json
 
 def train(a: argparse.Namespace) -> None:
     """Train, and save the model with its tokenizer."""
+    check_training(a)
     from minillm.training import distributed
     from minillm.training.checkpoint import CheckpointError
     from minillm.training.evaluation import token_byte_lengths
