@@ -129,14 +129,6 @@ def test_a_sentence_says_what_is_wanted(case, ours, theirs):
     assert words in str(error.value) and len(str(error.value).splitlines()) == 1
 
 
-def test_a_runs_folder_is_no_model_and_the_sentence_leads_to_one(tmp_path):
-    model, run = CausalLM(ModelConfig(50, 16, 1, 2, 24)), minillm.Run(tmp_path)
-    batches = minillm.WindowBatches(torch.arange(99) % 50, 2, 8)
-    Trainer(model, batches, TrainConfig(1), run=run, progress=False).train()
-    with pytest.raises(FileNotFoundError, match=r"holds a run .* save_pretrained writes its model"):
-        minillm.from_pretrained(tmp_path)
-
-
 def test_their_model_trains_behind_a_function_of_ids_to_scores(theirs):
     class Scores(torch.nn.Module):
         def __init__(self, model):

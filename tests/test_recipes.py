@@ -139,7 +139,7 @@ def test_a_finished_run(folder, capsys):
     found, _ = run("Going on with a finished run", capsys)
     assert found["history"][0]["loss"] < 2 and (folder / "runs" / "second").is_dir()
     trainer = minillm.Trainer(
-        found["model"], found["batches"], minillm.TrainConfig(60, max_lr=1e-2, warmup_steps=5),
+        minillm.CausalLM(found["config"]), found["batches"], minillm.TrainConfig(60, max_lr=1e-2, warmup_steps=5),
         run=minillm.Run("runs/first"),
     )  # fmt: skip
     with pytest.raises(ValueError, match="to train its model further is a new Run"):

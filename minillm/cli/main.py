@@ -535,9 +535,10 @@ def _prepare(a: argparse.Namespace) -> tuple[Any, Any]:
 def _model_config(a: argparse.Namespace, tokenizer: Any) -> Any:
     """The config of --init-from, or of the options of the model."""
     from minillm.config import ModelConfig
+    from minillm.pretrained.load import from_pretrained
 
     if a.init_from is not None:
-        return ModelConfig.from_dict(read_json(a.init_from / "config.json"))
+        return from_pretrained(a.init_from)[0].config
     end = tokenizer.eos_token_id
     try:
         return ModelConfig(
