@@ -78,7 +78,7 @@ def own_attention(model):
 )
 def test_what_its_config_does_not_make_is_one_sentence(make, why, tmp_path):
     trained(tmp_path, make())
-    with pytest.raises(ValueError, match="resume.. reads it into a model") as error:
+    with pytest.raises(ValueError, match="reads it into a model") as error:
         from_pretrained(tmp_path)
     assert why in str(error.value) and len(str(error.value).splitlines()) == 1
 
