@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from minillm.checks import check_model, check_tokenizer
+from minillm.checks import check_model, check_tokenizer, our_words
 from minillm.config import ModelConfig
 from minillm.files import resolve
 from minillm.model import CausalLM
@@ -43,6 +43,7 @@ from minillm.tokenizer.wrapped import load_tokenizer
 __all__ = ["from_pretrained", "save_pretrained"]
 
 
+@our_words
 def from_pretrained(
     name: str | os.PathLike[str],
     *,
