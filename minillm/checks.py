@@ -130,8 +130,10 @@ _OURS = {
     **dict.fromkeys(["bf16", "dtype"], "precision"),
     "logging_steps": "log_interval",
     "eval_steps": "eval_interval",
-    **dict.fromkeys(["save_steps", "save_total_limit", "output_dir", "out_dir"], "run=Run(folder)"),
-    **dict.fromkeys(["batch_size", "per_device_train_batch_size"], "batches=WindowBatches(...)"),
+    "save_steps": "Run(folder, checkpoint_interval=...)",
+    "save_total_limit": "Run(folder, keep=...)",
+    **dict.fromkeys(["output_dir", "out_dir"], "Run(folder)"),
+    **dict.fromkeys(["batch_size", "per_device_train_batch_size"], "WindowBatches(tokens, ...)"),
     "args": "config=TrainConfig(...)",
     "train_dataset": "batches",
     "data_collator": "batches",
@@ -393,7 +395,7 @@ def check_tokenizer(tokenizer: Any) -> None:
     if hasattr(tokenizer, "save_pretrained"):  # of transformers
         road = "save it, tokenizer.save_pretrained(folder), and BPETokenizer.load(folder) opens it"
         raise ValueError(f"a {kind} is no tokenizer of minillm: {road}")
-    if hasattr(tokenizer, "encode"):  # of tiktoken, tokenizers
+    if hasattr(tokenizer, "encode") and not isinstance(tokenizer, str):  # of tiktoken, tokenizers
         road = "BPETokenizer.load(folder) opens a tokenizer.json, from_tiktoken_file ranks"
         raise ValueError(f"a {kind} is no tokenizer of minillm: {road}")
     order = "the order is model, tokenizer, texts"

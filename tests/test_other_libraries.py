@@ -117,6 +117,10 @@ CASES = {
         *(lambda m, t: ModelConfig(vocab_size=9, n_layer=1), None),
         "has no n_layer; it has vocab_size, hidden_size, num_hidden_layers",
     ),
+    "a text for the tokenizer": (
+        *(lambda m, t: minillm.evaluate_text(m, "a", t), None),
+        "the order is model, tokenizer, texts",
+    ),
     "rows without an end token": (
         *(lambda m, t: minillm.RowBatches([[1, 2]], 1, None), None),
         "special_tokens=['<|endoftext|>']) makes one, WindowBatches needs none",

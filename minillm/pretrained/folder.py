@@ -378,7 +378,7 @@ def local_place(name: str | os.PathLike[str], revision: str | None = None) -> Pa
             return Path(hf_hub_download(name, files[0], revision=revision))
     except (OSError, ValueError) as error:  # the hub's errors are of these two kinds
         what = name if revision is None else f"{name} at revision {revision}"
-        reason = f"{type(error).__name__}: {error}".strip()
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
         raise FileNotFoundError(
             f"no folder {name!r}, and not from the hub: {what}: {reason}"
         ) from error
