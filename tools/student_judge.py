@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import subprocess
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
@@ -39,9 +40,12 @@ def waits_for(report: pytest.CollectReport | pytest.TestReport, error: object) -
     return found[1] if found else None
 
 
-def first_lines(error: object) -> str:
+def first_lines(error: object, said_by_a_process: str) -> str:
     """The kind of an error, up to three lines of it, and which line of the tests met it."""
     lines = [line.strip() for line in str(error).strip().splitlines()][:3]
+    if isinstance(error, subprocess.CalledProcessError):  # its own text is the command
+        said = f"{said_by_a_process}\n{error.stderr or ''}".strip().splitlines()
+        lines = [f"a process that the test began ended with {error.returncode}", *said[-1:]]
     said = f"{type(error).__name__}: {' | '.join(lines)}"[:240]
     frames = traceback.extract_tb(error.__traceback__) if isinstance(error, BaseException) else []
     for frame in reversed(frames):
@@ -61,7 +65,7 @@ def judge(report: pytest.CollectReport | pytest.TestReport, call: pytest.CallInf
     if name := waits_for(report, error):
         record(report.nodeid, "waiting", name)
     else:
-        record(report.nodeid, "failed", first_lines(error or report.longrepr))
+        record(report.nodeid, "failed", first_lines(error or report.longrepr, report.capstderr))
 
 
 def pytest_configure() -> None:
