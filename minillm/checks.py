@@ -91,9 +91,9 @@ def check_number(name: str, value: Any, *, whole: bool = False) -> None:
 Kind = tuple[str, Callable[[Any], bool]]  # in words, and whether a value is of that kind
 
 
-def whole(least: int = 0, most: int = 2**31 - 1) -> Kind:
+def whole(least: int = 0, most: int = 2**31 - 1, why: str = "") -> Kind:
     """Whole numbers from `least` to `most`."""
-    words = f"a whole number from {least} to {most}"
+    words = f"a whole number from {least} to {most}{why}"
     return words, lambda x: type(x) is int and least <= x <= most
 
 

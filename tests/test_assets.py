@@ -10,7 +10,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from minillm.cli.main import options, parser, read_run_info, stories
+from minillm.cli.corpus import stories
+from minillm.cli.main import parser
+from minillm.cli.run_info import options, read_run_info
 from minillm.fast.packed import PackedLM
 from minillm.generation.decoding import generate
 from minillm.generation.sampling import Sampler

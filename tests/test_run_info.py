@@ -5,7 +5,7 @@ from argparse import Namespace
 
 import pytest
 
-from minillm.cli.main import check_same_run, finish_run_info
+from minillm.cli.run_info import check_same_run, finish_run_info
 
 ASKED = {"corpus": "stories-en", "hidden_size": 8}
 DAMAGED = [

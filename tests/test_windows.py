@@ -14,7 +14,8 @@ import pytest
 import torch
 from windows_rules import POSIX_ONLY
 
-from minillm.cli.main import END, main, stories
+from minillm.cli.corpus import END, stories
+from minillm.cli.main import main
 from minillm.config import ModelConfig
 from minillm.model import CausalLM
 from minillm.pretrained.load import from_pretrained, save_pretrained

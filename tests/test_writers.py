@@ -13,7 +13,7 @@ import pytest
 import torch
 from interruptions import Interruption
 
-from minillm.cli import main as cli
+from minillm.cli import run_info
 from minillm.config import ModelConfig
 from minillm.fast import export, onnx_file
 from minillm.files import recover, replacing, transaction, write_json
@@ -86,8 +86,8 @@ def write_checkpoint_of_a_run(folder, time):
 
 def write_run_info(folder, time):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cli, "options", lambda a: {"time": a.time})
-        cli.begin_run_info(Namespace(output_dir=folder, resume=False, time=time))
+        patch.setattr(run_info, "options", lambda a: {"time": a.time})
+        run_info.begin_run_info(Namespace(output_dir=folder, resume=False, time=time))
 
 
 def forget(folder, time):

@@ -16,14 +16,38 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
+from minillm.cli.generate import device, known_only, sampler
 from minillm.cli.terminal import show, tell
 
 if TYPE_CHECKING:
     from minillm.generation.conversation import Conversation
 
-__all__ = ["talk"]
+__all__ = ["chat"]
 
 HELP = "/reset begins a new conversation, /quit or Ctrl-D ends, Ctrl-C stops an answer"
+
+
+def chat(a: argparse.Namespace) -> None:
+    """Talk with a chat model, in a form that writes fast.
+
+    Raises: ValueError if the model has no chat template, or --system spells a special token.
+    """
+    import torch
+
+    from minillm.generation.conversation import Conversation
+    from minillm.pretrained.load import from_pretrained
+
+    drawn_by, place = sampler(a), device(a)
+    dtype = a.dtype or ("float32" if place.type == "cpu" else None)
+    model, tokenizer = from_pretrained(a.model, dtype=dtype, device=place)
+    if not a.plain and place.type == "cpu" and model.lm_head.weight.dtype == torch.float32:
+        with suppress(ValueError):  # a family that cannot be packed
+            model = model.packed()
+    begin = [] if a.system is None else [{"role": "system", "content": a.system}]
+    conversation = Conversation(model, tokenizer, begin)
+    if spelled := [name for name in tokenizer.special_tokens if name in (a.system or "")]:
+        raise ValueError(f"--system spells the special token {spelled[0]!r}")
+    talk(conversation, known_only(drawn_by, tokenizer, model.config.vocab_size), a)
 
 
 def talk(conversation: Conversation, sampler: Callable[..., Any], a: argparse.Namespace) -> None:

@@ -19,7 +19,9 @@ from safetensors.torch import load_file
 from tokenizer_folders import write
 
 from minillm.cli import main as cli
-from minillm.cli.main import END, main, sample_texts, stories
+from minillm.cli.corpus import END, documents, stories
+from minillm.cli.generate import begin_ids, sample_texts
+from minillm.cli.main import main
 from minillm.generation.decoding import generate
 from minillm.generation.sampling import Sampler
 from minillm.model import CausalLM
@@ -127,10 +129,10 @@ def test_prompts_begin_as_the_rows_of_the_training_did(trained, tmp_path, capsys
 def test_a_prompt_begins_as_the_tokenizers_file_asks(trained):
     """Where it asks for no begin token, only an empty prompt gets the model's."""
     model, tokenizer = from_pretrained(trained)
-    assert cli._begin(model, tokenizer, "A cat") == tokenizer.encode("A cat")
+    assert begin_ids(model, tokenizer, "A cat") == tokenizer.encode("A cat")
     tokenizer.add_bos = False
-    assert cli._begin(model, tokenizer, "A cat") == tokenizer.encode_ordinary("A cat")
-    assert cli._begin(model, tokenizer, "") == [model.config.bos_token_id]
+    assert begin_ids(model, tokenizer, "A cat") == tokenizer.encode_ordinary("A cat")
+    assert begin_ids(model, tokenizer, "") == [model.config.bos_token_id]
 
 
 def test_training_starts_from_a_saved_model(trained, tmp_path, capsys):
@@ -405,12 +407,12 @@ def test_eval_prints_what_it_measured(trained, capsys):
         (["train", "NEW", "--layout", "windows"], "no windows"),
         (["train", "NEW", "--corpus", "nowhere.txt"], "nowhere.txt"),
         (["train", "NEW", "--corpus", __file__, "--deck-cards", 4], "is for stories"),
-        (["train", "NEW", "--deck-cards", 2], "--deck-cards 2 must be at least 3"),
+        (["train", "NEW", "--deck-cards", 2], "--deck-cards must be a whole number from 3"),
         (["train", "NEW", "--corpus", __file__, "--exact-targets"], "is for stories"),
         (["train", "NEW", "--deck-cards", 4, "--exact-targets"], "told with all cards"),
         (["train", "NEW", "--context-length", 20], "does not fit rows of 20"),
         (["train", "NEW", "--family", "mamba"], "mamba"),
-        (["train", "NEW", "--steps", 0], "--steps 0 must be from 1"),
+        (["train", "NEW", "--steps", 0], "--steps must be a whole number from 1 to"),
         (["generate", "NEW"], "there is no folder"),
         (["eval", "NEW"], "there is no folder"),
     ],
@@ -453,7 +455,7 @@ def test_the_module_runs():
 def test_documents_of_a_text_file_are_read_without_empty_ones(tmp_path):
     path = tmp_path / "text.txt"
     path.write_text("<|endoftext|>one\nmore<|endoftext|>\n\n<|endoftext|>two\n", encoding="utf-8")
-    assert list(cli.documents(str(path))) == ["one\nmore", "two"]
+    assert list(documents(str(path))) == ["one\nmore", "two"]
 
 
 # Numbers out of range
@@ -462,27 +464,54 @@ def test_documents_of_a_text_file_are_read_without_empty_ones(tmp_path):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["train", "--batch-size", 0], "--batch-size 0 must be from 1 to 1,000,000,000"),
-        (["train", "--steps", -5], "--steps -5 must be from 1 to"),
-        (["train", "--weight-decay", -0.1], "--weight-decay -0.1 must be from 0 to"),
-        (["train", "--init-range", -1], "--init-range -1.0 must be from 0 to"),
-        (["train", "--lr", "nan"], "--lr nan must be above 0"),
+        (
+            ["train", "--batch-size", 0],
+            "--batch-size must be a whole number from 1 to 1000000000, not 0",
+        ),
+        (["train", "--steps", -5], "--steps must be a whole number from 1 to 1000000000, not -5"),
+        (
+            ["train", "--weight-decay", -0.1],
+            "--weight-decay must be a number from 0 to 1,000,000,000, not -0.1",
+        ),
+        (
+            ["train", "--init-range", -1],
+            "--init-range must be a number from 0 to 1,000,000,000, not -1.0",
+        ),
+        (
+            ["train", "--lr", "nan"],
+            "--lr must be a number above 0 and at most 1,000,000,000, not nan",
+        ),
         (["train", "--min-lr", 1], "--min-lr 1.0 is above --lr 0.005"),
-        (["train", "--rope-theta", 0], "--rope-theta 0.0 must be above 0"),
-        (["train", "--vocab-size", 256], "--vocab-size 256 must be at least 257"),
-        (["train", "--gradient-accumulation-steps", 0], "--gradient-accumulation-steps 0 must be"),
-        (["train", "--eval-interval", -1], "--eval-interval -1 must be from 0"),
-        (["train", "--held-out", -1], "--held-out -1 must be from 0"),
-        (["train", "--seed", -1], "--seed -1 must be from 0"),
+        (["train", "--rope-theta", 0], "--rope-theta must be a number above 0, not 0.0"),
+        (
+            ["train", "--vocab-size", 256],
+            "--vocab-size must be a whole number from 257 to 1000000000: the bytes and",
+        ),
+        (
+            ["train", "--gradient-accumulation-steps", 0],
+            "--gradient-accumulation-steps must be a whole number from 1",
+        ),
+        (["train", "--eval-interval", -1], "--eval-interval must be a whole number from 0"),
+        (["train", "--held-out", -1], "--held-out must be a whole number from 0 to 100000, not -1"),
+        (["train", "--seed", -1], "--seed must be a whole number from 0"),
         (["train", "--heads", 3], "--family llama --hidden-size 32 --heads 3: hidden_size 32"),
         (["train", "--kv-heads", 3], "--family llama --hidden-size 32 --heads 4 --kv-heads 3: 4"),
         (["train", "--device", "meta"], "no device 'meta' here: it may be cpu, cuda or mps"),
-        (["generate", "--temperature", -1], "--temperature -1.0 must be from 0 to"),
-        (["generate", "--temperature", "nan"], "--temperature nan must be from 0 to"),
-        (["generate", "--top-k", 0], "--top-k 0 must be from 1"),
-        (["generate", "--top-p", 1.5], "--top-p 1.5 must be above 0 and at most 1"),
-        (["generate", "--count", 0], "--count 0 must be from 1"),
-        (["generate", "--count", 10**9], "--count 1000000000 must be from 1 to 100,000"),
+        (
+            ["generate", "--temperature", -1],
+            "--temperature must be a number from 0 to 1,000,000,000, not -1.0",
+        ),
+        (
+            ["generate", "--temperature", "nan"],
+            "--temperature must be a number from 0 to 1,000,000,000, not nan",
+        ),
+        (["generate", "--top-k", 0], "--top-k must be a whole number from 1"),
+        (["generate", "--top-p", 1.5], "--top-p must be a number above 0 and at most 1, not 1.5"),
+        (["generate", "--count", 0], "--count must be a whole number from 1"),
+        (
+            ["generate", "--count", 10**9],
+            "--count must be a whole number from 1 to 100000, not 1000000000",
+        ),
         (
             ["generate", "--max-new-tokens", 10**9],
             "--max-new-tokens 1000000000: the prompt's length is 1, and this model can read 512",
@@ -499,11 +528,11 @@ def test_documents_of_a_text_file_are_read_without_empty_ones(tmp_path):
             ["train", "--context-length", 10**9],
             "--batch-size 2 --context-length 1000000000 are 2,000,000,000 tokens in a batch, of",
         ),
-        (["generate", "--max-new-tokens", -3], "--max-new-tokens -3 must be from 0"),
+        (["generate", "--max-new-tokens", -3], "--max-new-tokens must be a whole number from 0"),
         (["generate", "--device", "meta"], "no device 'meta' here: it may be cpu, cuda or mps"),
         (["generate", "--device", "cpu:1"], "no device 'cpu:1' here: of cpu there are 1"),
-        (["eval", "--documents", 0], "--documents 0 must be from 1"),
-        (["eval", "--samples", -1], "--samples -1 must be from 0"),
+        (["eval", "--documents", 0], "--documents must be a whole number from 1"),
+        (["eval", "--samples", -1], "--samples must be a whole number from 0"),
     ],
 )
 def test_a_number_out_of_range_is_named_as_the_option_that_was_typed(
@@ -645,7 +674,7 @@ def test_a_file_without_text_is_refused(tmp_path, text, capsys):
 def test_line_ends_inside_a_document_stay_as_they_are(tmp_path):
     path = tmp_path / "text.txt"
     path.write_bytes(f"one\r\nmore{END}\r\n\r\ntwo\rthree\nfour\r\n{END}five\r\n".encode())
-    assert list(cli.documents(path)) == ["one\r\nmore", "two\rthree\nfour", "five"]
+    assert list(documents(path)) == ["one\r\nmore", "two\rthree\nfour", "five"]
 
 
 @pytest.mark.skipif(os.name == "nt", reason="no such pipes on Windows")

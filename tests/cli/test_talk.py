@@ -331,12 +331,18 @@ def test_an_interrupt_while_the_model_is_opened_ends_the_program(monkeypatch, ca
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--max-new-tokens", 0], "--max-new-tokens 0 must be at least 1"),
-        (["--temperature", -1], "--temperature -1.0 must be from 0 to"),
-        (["--min-p", 2], "--min-p 2.0 must be from 0 to 1"),
-        (["--repetition-penalty", 0], "--repetition-penalty 0.0 must be above 0"),
-        (["--presence-penalty", "nan"], "--presence-penalty nan must be a number"),
-        (["--frequency-penalty", "inf"], "--frequency-penalty inf must be a number"),
+        (["--max-new-tokens", 0], "--max-new-tokens must be a whole number from 1"),
+        (["--temperature", -1], "--temperature must be a number from 0 to 1,000,000,000, not -1.0"),
+        (["--min-p", 2], "--min-p must be a number from 0 to 1, not 2.0"),
+        (["--repetition-penalty", 0], "--repetition-penalty must be a number above 0, not 0.0"),
+        (
+            ["--presence-penalty", "nan"],
+            "--presence-penalty must be a number that is finite, not nan",
+        ),
+        (
+            ["--frequency-penalty", "inf"],
+            "--frequency-penalty must be a number that is finite, not inf",
+        ),
         (["--device", "meta"], "no device 'meta' here"),
         ([], "no folder './nowhere'"),
     ],

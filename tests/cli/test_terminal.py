@@ -12,8 +12,7 @@ import pytest
 import torch
 from tqdm import tqdm
 
-from minillm.cli import main as cli
-from minillm.cli import terminal
+from minillm.cli import terminal, train
 from minillm.cli.main import main
 from minillm.cli.terminal import show, tell, visible
 from minillm.config import ModelConfig
@@ -132,7 +131,7 @@ def test_an_error_that_quotes_a_name_is_visible(tmp_path, capsys):
 
 def test_a_sample_of_the_training_is_visible(monkeypatch, capsys):
     monkeypatch.setattr(tqdm, "write", lambda text, file: file.write(text))
-    cli._show({"step": 3, "sample": "".join(PIECES)})
+    train._show({"step": 3, "sample": "".join(PIECES)})
     assert capsys.readouterr().err == "step 3: " + "".join(SEEN)
 
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from training_runs import END, Documents, Language, Letters
 
-from minillm.cli.main import stories
+from minillm.cli.corpus import stories
 from minillm.stories.language import StoryLanguage
 from minillm.tokenizer.bpe import BPETokenizer
 from minillm.training.documents import DocumentBatches, StoryDocuments, TextDocuments
