@@ -404,7 +404,7 @@ def test_texts_that_are_not_computed():
         model_type="gpt2", vocab_size=20, hidden_size=16, num_hidden_layers=1,
         num_attention_heads=2, max_position_embeddings=16, intermediate_size=20,
     )  # fmt: skip
-    with pytest.raises(ValueError, match="text of 'gpt2' is not computed; known are llama"):
+    with pytest.raises(ValueError, match="model_type 'gpt2' is unknown: choose one of llama"):
         PictureConfig(vision, text, image_token_index=3)
 
 
