@@ -390,7 +390,10 @@ def test_a_placeholder_is_never_written():
         ({"image_token_index": -1}, "image_token_index=-1, but"),
         ({"vision_feature_layer": 3}, "vision_feature_layer=3, there are 3 states"),
         ({"vision_feature_layer": [-1, -4]}, "there are 3 states"),
-        ({"vision_feature_select_strategy": "patch"}, "vision_feature_select_strategy='patch'"),
+        (
+            {"vision_feature_select_strategy": "patch"},
+            "vision_feature_select_strategy 'patch' is unknown",
+        ),
     ],
 )
 def test_configs_that_cannot_be(changes, message):
