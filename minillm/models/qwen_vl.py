@@ -229,8 +229,8 @@ class QwenVisionConfig:
     rope_theta: float = 10000.0
 
     def __post_init__(self) -> None:
-        sizes = dict.fromkeys(vars(self), whole(1))
-        check_values(self, sizes | {"rope_theta": POSITIVE, "hidden_act": TEXT})
+        counts = dict.fromkeys(vars(self), whole(1))
+        check_values(self, counts | {"rope_theta": POSITIVE, "hidden_act": TEXT})
         check_one_of("hidden_act", self.hidden_act, list(ACTIVATIONS))
         if self.embed_dim % (4 * self.num_heads):
             sizes = f"embed_dim={self.embed_dim}, num_heads={self.num_heads}"
