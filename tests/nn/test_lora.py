@@ -464,7 +464,7 @@ def test_the_shipped_adapter_knows_the_four_cards():
     [
         (
             {"rank": 0},
-            r"rank for model.layers.0.self_attn.q_proj, a matrix \(16, 16\), .* from 1 to 16, not 0",
+            r"rank for model.layers.0.self_attn.q_proj, a matrix \(16, 16\), .* 1 to 16, not 0",
         ),
         ({"rank": 17}, r"rank for .*\(16, 16\), must be .* from 1 to 16, not 17"),
         ({"rank": 9}, r"rank for model.layers.0.self_attn.k_proj, a matrix \(8, 16\), .* not 9"),
