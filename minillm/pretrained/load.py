@@ -40,8 +40,6 @@ from minillm.pretrained.folder import (
 from minillm.pretrained.weights import read_weights, write_weights
 from minillm.tokenizer.wrapped import load_tokenizer
 
-__all__ = ["from_pretrained", "save_pretrained"]
-
 
 @our_words
 def from_pretrained(
