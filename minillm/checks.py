@@ -8,68 +8,13 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import fields
 from itertools import chain
 from numbers import Integral, Real
-from types import NoneType, UnionType
-from typing import TYPE_CHECKING, Any, Union, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
-
-__all__ = [
-    "NOT_NEGATIVE",
-    "POSITIVE",
-    "SHARE",
-    "SWITCH",
-    "TABLE",
-    "TEXT",
-    "Kind",
-    "any_of",
-    "check_adapter",
-    "check_attention",
-    "check_causal",
-    "check_config",
-    "check_documents",
-    "check_drawn",
-    "check_fields",
-    "check_input",
-    "check_inputs",
-    "check_kept",
-    "check_kind",
-    "check_logits",
-    "check_mask",
-    "check_model",
-    "check_number",
-    "check_one_of",
-    "check_one_row",
-    "check_positions",
-    "check_previous_ids",
-    "check_prompt",
-    "check_room",
-    "check_rows",
-    "check_rows_kept",
-    "check_settings",
-    "check_sizes",
-    "check_targets",
-    "check_text",
-    "check_texts",
-    "check_token_row",
-    "check_tokenizer",
-    "check_tokens",
-    "check_training",
-    "check_utf8",
-    "context_length",
-    "count_in",
-    "finite_maximum",
-    "index_in",
-    "is_id",
-    "list_of",
-    "look_up",
-    "number",
-    "quoted",
-    "texts_of",
-    "whole",
-]
 
 
 def quoted(value: object, most: int = 60) -> str:
@@ -101,7 +46,8 @@ def number(words: str, fits: Callable[[float], bool]) -> Kind:
     """Numbers that fit, neither NaN nor infinite; `words` follow "a number" in the error."""
 
     def check(x: Any) -> bool:
-        return type(x) in (int, float) and abs(x) < 1e300 and fits(x)
+        is_number = isinstance(x, int | float) and not isinstance(x, bool)
+        return is_number and abs(x) < 1e300 and fits(x)
 
     return f"a number {words}", check
 
@@ -134,45 +80,20 @@ def check_kind(name: str, value: Any, kind: Kind) -> None:
         raise ValueError(f"{name} must be {words}, not {quoted(value)}")
 
 
+def check_values(given: Any, kinds: Mapping[str, Kind]) -> None:
+    """Raises: ValueError for a field of a dataclass that is of another kind; None fits where it is
+    the default.
+    """
+    for f in fields(given):
+        value = getattr(given, f.name)
+        if f.name in kinds and (value is not None or f.default is not None):
+            check_kind(f.name, value, kinds[f.name])
+
+
 def check_one_of(name: str, value: Any, known: Sequence[str]) -> None:
     """Raises: ValueError for a name that is not known; the error lists those that are."""
     if value not in known:
         raise ValueError(f"{name} {quoted(value)} is unknown: choose one of {', '.join(known)}")
-
-
-_WORDS: dict[Any, str] = {int: "a whole number below 2**31", float: "a number", str: "a string"}
-_WORDS |= {bool: "true or false", NoneType: "null"}
-
-
-def _words_if_wrong(value: Any, hint: Any) -> str:
-    """What a value of that type is called; nothing if this one is."""
-    of, parts = get_origin(hint), get_args(hint)
-    if of in (UnionType, Union):
-        words = [_words_if_wrong(value, part) for part in parts]
-        return " or ".join(words) if all(words) else ""
-    if of in (list, tuple, Sequence):
-        wrong = not isinstance(value, list | tuple)
-        words = [_words_if_wrong(item, parts[0]) for item in ([] if wrong else value)]
-        wrong = wrong or any(words)
-        return f"a list of {_WORDS[parts[0]].removeprefix('a ')}" if wrong else ""
-    if hint is float and type(value) in (int, float):
-        fits = abs(value) < 1e300  # neither NaN nor infinite
-    elif hint is int and type(value) is int:
-        fits = abs(value) < 2**31
-    else:
-        fits = hint not in _WORDS or (hint is not float and type(value) is hint)
-    return "" if fits else _WORDS[hint]
-
-
-def check_fields(kind: type, values: Mapping[str, Any]) -> None:
-    """Of values read from a file: whether each is what the dataclass `kind` says of its field.
-
-    Raises: ValueError that names the field and says what belongs there.
-    """
-    hints = get_type_hints(kind)
-    for name, value in values.items():
-        if words := _words_if_wrong(value, hints[name]):
-            raise ValueError(f"{name} must be {words}, not {quoted(value)}")
 
 
 def check_settings(saved: dict[str, Any], ours: dict[str, Any]) -> None:
@@ -371,8 +292,9 @@ def check_inputs(
     import torch
     from torch import Tensor
 
-    for x in (input_ids, attention_mask, position_ids):
-        if x is not None and not isinstance(x, Tensor):
+    more = [x for x in (attention_mask, position_ids) if x is not None]
+    for x in (input_ids, *more):
+        if not isinstance(x, Tensor):
             raise ValueError(f"ids, mask and positions must be tensors, not {x!r:.60}")
     shape = tuple(input_ids.shape)
     whole = input_ids.dtype in (torch.int64, torch.int32)
@@ -633,16 +555,12 @@ def check_adapter(name: str, layer: nn.Module, rank: Any, alpha: Any, dropout: A
     """Raises: ValueError if the layer can have no such adapter."""
     from torch import nn
 
-    number = isinstance(alpha, int | float) and not isinstance(alpha, bool)
     if hasattr(layer, "lora_A"):
         raise ValueError(f"{name} has an adapter already")
     if not isinstance(layer, nn.Linear):
         raise ValueError(f"{name} is a {type(layer).__name__}, not a linear layer")
     shape = (layer.out_features, layer.in_features)
-    if isinstance(rank, bool) or not isinstance(rank, int) or not 1 <= rank <= min(shape):
-        raise ValueError(f"rank {rank!r:.60} for {name}, a matrix {shape}: from 1 to {min(shape)}")
-    if not number or not abs(alpha) <= _MOST_ALPHA:
-        most = f"at most {_MOST_ALPHA:,} and at least {-_MOST_ALPHA:,}"
-        raise ValueError(f"alpha must be a finite number, not {alpha!r:.60}: {most}")
-    if isinstance(dropout, bool) or not isinstance(dropout, int | float) or not 0 <= dropout < 1:
-        raise ValueError(f"dropout must be a number from 0, below 1, not {dropout!r:.60}")
+    check_kind(f"the rank for {name}, a matrix {shape},", rank, whole(1, min(shape)))
+    alphas = number(f"from -{_MOST_ALPHA:,} to {_MOST_ALPHA:,}", lambda x: abs(x) <= _MOST_ALPHA)
+    check_kind("alpha", alpha, alphas)
+    check_kind("dropout", dropout, SHARE)

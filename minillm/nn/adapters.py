@@ -16,20 +16,6 @@ from minillm.checks import check_adapter
 from minillm.fence import matches
 from minillm.nn.lora import LoRALinear
 
-__all__ = [
-    "adapted_layers",
-    "add_lora",
-    "check_merged",
-    "insert_adapters",
-    "linear_layers",
-    "lora_disabled",
-    "lora_layers",
-    "meant_layers",
-    "merge",
-    "remove_lora",
-    "unmerge",
-]
-
 
 def linear_layers(model: nn.Module) -> dict[str, list[str]]:
     """The linear layers by their names in the family's checkpoints, and what we call them.

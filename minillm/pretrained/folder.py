@@ -34,8 +34,6 @@ from minillm.pretrained.changes import check_unchanged
 from minillm.pretrained.families import check_value
 from minillm.pretrained.weights import DTYPES
 
-__all__ = ["Layout", "read_folder", "write_folder"]
-
 # What we read, and nothing else: many repositories hold the same weights in three more formats.
 FILES = [
     "config.json",
@@ -334,6 +332,15 @@ def with_ends(data: Mapping[str, Any], generation: Mapping[str, Any] | None) -> 
     """A language model's config with the end tokens of `generation_config.json`, if it has any."""
     ends = (generation or {}).get("eos_token_id")
     return {**data} if ends is None else {**data, "eos_token_id": ends}
+
+
+def check_computed(
+    data: Mapping[str, Any], known: Mapping[str, tuple[Any, ...]], kind: str
+) -> None:
+    """Raises: ValueError for a key of a config that is there with none of the values known."""
+    for key, values in known.items():
+        if data.get(key) is not None and data[key] not in values:
+            raise ValueError(f"{key}={data[key]!r:.60} of a {kind} config is not computed")
 
 
 def table(data: Mapping[str, Any], key: str) -> dict[str, Any]:

@@ -37,8 +37,6 @@ from minillm.pretrained.folder import (
 from minillm.pretrained.weights import read_weights, write_weights
 from minillm.tokenizer.wrapped import load_tokenizer
 
-__all__ = ["from_pretrained", "save_pretrained"]
-
 
 def from_pretrained(
     name: str | os.PathLike[str],

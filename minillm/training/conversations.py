@@ -18,8 +18,6 @@ from minillm.tokenizer.chat_template import render_answers
 from minillm.training.packing import share_rows
 from minillm.training.sft import Example, token_mask
 
-__all__ = ["ROLES", "ConversationBatches", "conversation_example", "conversation_examples"]
-
 ROLES = ("system", "developer", "user", "assistant", "tool")
 
 
