@@ -37,6 +37,7 @@ class Jitter(TorchDispatchMode):
     def __init__(self, size: float, draw: int = 1) -> None:
         super().__init__()
         self.size, self.draw = size, draw
+        self.whole: set[Any] = set()  # operations that are made of no others
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
@@ -48,10 +49,12 @@ class Jitter(TorchDispatchMode):
     ) -> Any:
         if isinstance(func, HigherOrderOperator):  # programs, which keep their own digits
             return func(*args, **(kwargs or {}))
-        with self:  # in inference mode whole operations arrive, with products inside
-            out = func.decompose(*args, **(kwargs or {}))
-        if out is not NotImplemented:
-            return out
+        if func not in self.whole:
+            with self:  # in inference mode compound operations arrive, with products inside
+                out = func.decompose(*args, **(kwargs or {}))
+            if out is not NotImplemented:
+                return out
+            self.whole.add(func)
         out = func(*args, **(kwargs or {}))
         name = func.overloadpacket.__name__.rstrip("_")  # addmm_ adds in place
         if name in PRODUCTS:
@@ -67,11 +70,18 @@ class Jitter(TorchDispatchMode):
         halves and quarters are exact everywhere."""
         if found.device.type != "cpu" or found.dtype not in (torch.float32, torch.float64):
             return  # half precision has no digits as small
-        noise = torch.empty(found.shape, dtype=found.dtype)
-        noise.uniform_(-1, 1, generator=torch.Generator().manual_seed(seed))
         size = self.size * torch.finfo(found.dtype).eps / ROUNDING
-        exact = (torch.frexp(found).mantissa * 2**16).frac() == 0
-        found.mul_(torch.where(exact, 1.0, 1 + size * noise))
+        factor = noise(seed, found.shape, found.dtype, size)
+        integer, digits = (torch.int32, 8) if found.dtype == torch.float32 else (torch.int64, 37)
+        exact = found.view(integer) & (2**digits - 1) == 0  # the last digits of its fraction
+        found.mul_(torch.where(exact, 1.0, factor))
+
+
+@functools.lru_cache(maxsize=32)  # a training loop asks for the same ones again
+def noise(seed: int, shape: Sequence[int], dtype: torch.dtype, size: float) -> Tensor:
+    """Factors around 1, off by at most `size`."""
+    generator = torch.Generator().manual_seed(seed)
+    return 1 + size * torch.empty(shape, dtype=dtype).uniform_(-1, 1, generator=generator)
 
 
 def aside(export: Callable[..., Any]) -> Callable[..., Any]:
