@@ -115,6 +115,7 @@ def controls(names: dict[str, Any]) -> None:
         "winners, weighted": partial(fit, names["weighted"]),
         "winners, 4 times the draws": partial(fit, names["winners"], batches=120),
         "reinforce, 4 times the batch": partial(learn, names["reinforce"], count=512),
+        "reinforce, 38 steps": partial(learn, names["reinforce"], steps=38),
         "grpo, not divided": partial(learn, partial(names["grpo"], divide=False)),
         "grpo, corrected": partial(learn, partial(names["grpo"], corrected=True)),
         "reinforce, exact kl": partial(learn, names["exact_kl"]),

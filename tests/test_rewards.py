@@ -177,7 +177,7 @@ def test_pass_at_k_is_the_mean_of_the_estimate_from_draws(page):
 
 
 def test_no_two_batches_share_random_numbers():
-    seeds = [1000 * seed + step for seed in range(3) for step in range(30)] + [900_000, 900_001]
+    seeds = [1000 * seed + step for seed in range(3) for step in range(38)] + [900_000, 900_001]
     streams = {Sampler(seed=s).stream(row).initial_seed() for s in seeds for row in range(128)}
     assert len(streams) == 128 * len(seeds)
 
