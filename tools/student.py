@@ -187,6 +187,7 @@ class Copy:
 
     def __init__(self, root: Path) -> None:
         self.root = root
+        self.read: dict[str, str] = {}  # the pages as they were when they were read
         try:
             self.given = json.loads((root / GIVEN).read_text(encoding="utf-8"))
         except (OSError, ValueError):
@@ -201,6 +202,7 @@ class Copy:
         if not path.exists():
             raise StudentError(f"notebooks/{name} is missing: `update` brings it back, blank")
         try:
+            self.read[name] = build.read(path)
             data = build.load(path, f"notebooks/{name}")
         except build.BuildError as error:
             raise StudentError(str(error)) from None
@@ -212,7 +214,15 @@ class Copy:
         return data
 
     def save(self, name: str, data: dict) -> None:
-        build.write(self.root / "notebooks" / name, dumped(data))
+        """Write a page that was read. Raises: StudentError if somebody saved it since."""
+        path = self.root / "notebooks" / name
+        if path.exists() and build.read(path) != self.read.get(name):
+            raise StudentError(
+                f"notebooks/{name} was saved by another program at this moment: it stays as that "
+                "saved it. Close the page in JupyterLab, then call this again"
+            )
+        build.write(path, dumped(data))
+        self.read[name] = dumped(data)
 
     def save_given(self) -> None:
         build.write(self.root / GIVEN, dumped(self.given))
@@ -296,7 +306,7 @@ def fill(copy: Copy, course: Path, chapters: list[str]) -> list[str]:
             cell = copy.find(name, data, cell_id)
             if cell is None:
                 cell = insert(data, reference, cell_id)
-            elif not copy.untouched(name, cell_id, cell):
+            elif not copy.untouched(name, cell_id, cell) and not same(cell, theirs[cell_id]):
                 left.append(
                     f"  left as you wrote it: {', '.join(names)} "
                     f"(delete the cell, and fill puts the course's there)"
@@ -310,6 +320,10 @@ def fill(copy: Copy, course: Path, chapters: list[str]) -> list[str]:
         said += [f"notebooks/{name}: {done} bodies filled in", *left]
     copy.save_given()
     return said + rebuild(copy, list(copy.given["names"]))
+
+
+def same(cell: dict, other: dict) -> bool:
+    return digest_of(cell) == digest_of(other)
 
 
 def insert(data: dict, reference: dict, cell_id: str) -> dict:
@@ -348,7 +362,9 @@ def update_file(copy: Copy, name: str, content: bytes) -> list[str]:
             return []
         if blanks.digest(now.decode("latin-1")) != was:
             return [f"left: {name} (you have changed it; to get the course's, rename yours)"]
-    put(path, content)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with build.replacing(path, durable=False) as temporary:  # whole, or as it was
+        temporary.write_bytes(content)
     return [f"new: {name}"]
 
 
@@ -570,6 +586,10 @@ def grade(copy: Copy, chapter: str) -> list[str]:
         lines.append(f"no test was run: see {log}")
     lines += failed_lines(counts["failed"], log)
     lines += waiting_lines(copy, counts["waiting"], chapter)
+    if done == todo and len(counts["passed"]) == len(results) > 0:
+        later = [n for n, (d, t) in written(copy).items() if d < t and n > name]
+        ahead = f"next: {later[0].removesuffix('.ipynb')}" if later else "no page is left"
+        lines.append(f"all of it passes; {ahead}")
     keep_progress(copy, chapter, {kind: len(found) for kind, found in counts.items()})
     total = written(copy).values()
     lines.append(f"in all: {sum(d for d, _ in total)} of {sum(t for _, t in total)} written")

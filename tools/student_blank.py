@@ -16,6 +16,12 @@ from hashlib import sha256
 import build
 
 GIVEN = {"in_ascii", "bytes_to_unicode"}  # stay whole: other modules call them when imported
+GIVEN |= {  # and what shows a thing in a notebook or a failing test
+    "BPETokenizer.__repr__",
+    "KVCache.__repr__",
+    "RowBatches.__repr__",
+    "WindowBatches.__repr__",
+}
 IMPORT = "from not_written import {}"
 BLANK = re.compile(r"\b(?:raise NotWritten|unwritten)\(\s*\"([\w.]+)\"")
 
@@ -89,10 +95,13 @@ def called(node: ast.stmt) -> set[str]:
     return {n.func.id for n in calls if isinstance(n.func, ast.Name)}
 
 
-def blank(source: str, page: str, cell: str, known: set[str]) -> tuple[str, list[str]]:
-    """A marked cell without its bodies, and the names of those; `known` collects what is blank.
+def blank(
+    source: str, page: str, cell: str, known: set[str], imported: set[str]
+) -> tuple[str, list[str]]:
+    """A marked cell without its bodies, and the names of those.
 
-    `known` holds the functions and classes of this page that cells so far have left blank.
+    `known` collects the functions and classes of this page that cells so far have left blank,
+    `imported` what they have imported of the package.
     """
     mark, _, text = source.partition("\n")
     tree = ast.parse(text)
@@ -100,13 +109,18 @@ def blank(source: str, page: str, cell: str, known: set[str]) -> tuple[str, list
     cuts: list[tuple[int, int, str]] = []  # first and last line (from 0, exclusive), what replaces
     names: list[str] = []
     wanted: set[str] = set()
+    for node in tree.body:
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("minillm"):
+            imported |= {alias.asname or alias.name for alias in node.names}
+    ours = known | imported | {node.name for _, node in functions(tree.body)}
     for name, node in functions(tree.body):
         if name in GIVEN or says_nothing(node):
             continue
         names.append(name)
         wanted.add("NotWritten")
         known.add(name.partition(".")[0])
-        cuts.append(cut_body(lines, node, f'raise NotWritten("{name}", "{page}", "{cell}")'))
+        new = f'raise NotWritten("{name}", "{page}", "{cell}")'
+        cuts.append(cut_body(lines, node, new, ours))
     for node in tree.body:
         if called(node) & known and isinstance(node, ast.Assign | ast.AnnAssign):
             name = ast.unparse(node.targets[0] if isinstance(node, ast.Assign) else node.target)
@@ -123,17 +137,20 @@ def blank(source: str, page: str, cell: str, known: set[str]) -> tuple[str, list
     return "\n".join([mark, *lines]), names
 
 
-def cut_body(lines: list[str], node: ast.FunctionDef, new: str) -> tuple[int, int, str]:
+def cut_body(
+    lines: list[str], node: ast.FunctionDef, new: str, ours: set[str]
+) -> tuple[int, int, str]:
     """Which lines of a function its body takes, and what stands there instead.
 
-    A comment names what the body imports, the attributes that it sets and the keys that it returns:
-    other modules have them or ask for them, and no reader could guess them.
+    A comment names what the body imports, which of `ours` it calls, the attributes that it sets and
+    the keys that it returns: other modules have them or ask for them, and no reader could guess
+    them.
     """
     first, end = node.body[0], build.last_line(lines, node)
     indent = " " * (node.col_offset + 4)
     kept = [n for n in ast.walk(node) if isinstance(n, ast.Import | ast.ImportFrom)]
     said = [f"# where it is needed: {line}" for line in dict.fromkeys(map(ast.unparse, kept))]
-    said += [f"# {line}" for line in textwrap.wrap(promised(node), 97 - len(indent))]
+    said += [f"# {line}" for line in textwrap.wrap(promised(node, ours), 97 - len(indent))]
     new = f"\n{indent}".join([*said, new])
     if ast.get_docstring(node, clean=False) is not None:
         return first.end_lineno or 0, end, indent + new
@@ -146,10 +163,13 @@ def cut_body(lines: list[str], node: ast.FunctionDef, new: str) -> tuple[int, in
     return start, end, indent + new
 
 
-def promised(node: ast.FunctionDef) -> str:
-    """The attributes that a function sets, and the keys of what it returns, in words."""
+def promised(node: ast.FunctionDef, ours: set[str]) -> str:
+    """Which of `ours` a function calls, what it sets, the keys of what it returns, in words."""
+    calls: list[ast.Name] = []
     targets, keys = [], []
     for n in ast.walk(node):
+        if isinstance(n, ast.Call) and isinstance(n.func, ast.Name) and n.func.id in ours:
+            calls.append(n.func)
         stored = isinstance(n, ast.Attribute) and isinstance(n.ctx, ast.Store)
         if stored and ast.unparse(n.value) == "self":
             targets.append(f"self.{n.attr}")
@@ -157,7 +177,9 @@ def promised(node: ast.FunctionDef) -> str:
             targets.append(f"the buffer {ast.unparse(n.args[0])}")
         if isinstance(n, ast.Return) and isinstance(n.value, ast.Dict):
             keys += [ast.unparse(key) for key in n.value.keys if isinstance(key, ast.Constant)]
-    parts = [f"sets {', '.join(dict.fromkeys(targets))}"] if targets else []
+    names = dict.fromkeys(n.id for n in sorted(calls, key=lambda n: (n.lineno, n.col_offset)))
+    parts = [f"calls {', '.join(names)}"] if names else []
+    parts += [f"sets {', '.join(dict.fromkeys(targets))}"] if targets else []
     parts += [f"the keys of what it returns: {', '.join(keys)}"] if keys else []
     return "; ".join(parts)
 
@@ -178,13 +200,14 @@ def blank_page(data: dict, page: str) -> dict[str, list[str]]:
     `data` is changed in place.
     """
     known: set[str] = set()
+    imported: set[str] = set()
     names: dict[str, list[str]] = {}
     for cell in data["cells"]:
         drop_outputs(cell)
         text = text_of(cell)
         mark = build.MARK.match(text.partition("\n")[0]) if cell["cell_type"] == "code" else None
         if mark and mark[1] == "export":
-            text, found = blank(text, page, cell["id"], known)
+            text, found = blank(text, page, cell["id"], known, imported)
             if found:
                 cell["source"] = lines_of(text)
                 names[cell["id"]] = found

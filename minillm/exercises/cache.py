@@ -80,19 +80,19 @@ MISTAKES = {
 def _cached_head(answer: Callable[..., Any]) -> str | None:
     with torch.no_grad():
         message = _run_head(answer, [4, 1, 1]) or _run_two(answer)
-        for pieces in ([1] * 6, [3, 2, 1], [6]):
+        for pieces in ([1] * 6, [3, 2, 1], [6], [40, 1, 1]):
             message = message or _run_head(answer, pieces)
         return message
 
 
-def _head(seed: int) -> tuple[list[_Counted], RotaryEmbedding, Tensor]:
+def _head(seed: int, length: int) -> tuple[list[_Counted], RotaryEmbedding, Tensor]:
     torch.manual_seed(seed)
     parts = [_Counted(6, 8, bias=False) for _ in range(3)]
-    return parts, RotaryEmbedding(8, base=100.0), torch.randn(2, 6, 6)
+    return parts, RotaryEmbedding(8, base=100.0), torch.randn(2, length, 6)
 
 
 def _run_head(answer: Callable[..., Any], pieces: list[int]) -> str | None:
-    parts, rope, x = _head(0)
+    parts, rope, x = _head(0, sum(pieces))
     head, past = answer(*parts, rope), 0
     expected = _outputs(x, parts, rope, pieces, "right")
     mistaken = {how: _outputs(x, parts, rope, pieces, how) for how in MISTAKES}
@@ -129,7 +129,7 @@ def _run_head(answer: Callable[..., Any], pieces: list[int]) -> str | None:
 
 
 def _run_two(answer: Callable[..., Any]) -> str | None:
-    parts, rope, x = _head(1)
+    parts, rope, x = _head(1, 6)
     one, other = answer(*parts, rope), answer(*parts, rope)
     one.read(x[:, :3])
     if not torch.allclose(other.read(x[:, :2]), _outputs(x, parts, rope, [2, 4], "right")[0]):
@@ -180,6 +180,8 @@ def _predict(answer: Any) -> str | None:
         if value is ...:
             return f"{question}: not filled in yet"
         value = tuple(value) if isinstance(value, list) else value
+        if isinstance(value, str):
+            return f"{question}: write a number, not {value!r}"
         if value != wanted:
             hint = HINTS.get((question, value), "write down the first two steps and the last")
             if question.startswith("bytes") and isinstance(value, int) and value * 4 == wanted:
@@ -191,7 +193,7 @@ def _predict(answer: Any) -> str | None:
 class _Length:
     """A cache of which only the length matters."""
 
-    def __init__(self, length: int) -> None:
+    def __init__(self, length: int = 0) -> None:
         self.length = length
 
 
@@ -223,7 +225,8 @@ def _mended(answer: Callable[..., Any]) -> str | None:
         cache, ids = _Length(past), torch.tensor([prompt])
         model = _Written(cache)
         got = answer(model, cache, ids, 5)
-        case = f"a prompt of {len(prompt)} tokens" + (f" after {past} in the cache" if past else "")
+        case = f"a prompt of {len(prompt)} token" + "s" * (len(prompt) > 1)
+        case += f" after {past} in the cache" if past else ""
         length, last = past, prompt
         for step, (tokens, first) in enumerate(model.calls):
             if step and len(tokens) > 1:
@@ -284,7 +287,11 @@ def _finish(answer: Callable[[Tensor, int, int], tuple[Tensor, Tensor]]) -> str 
             answered = answer(ids, 9, 0)
         shapes = [tuple(getattr(x, "shape", ())) for x in answered]
         if shapes != [tuple(ids.shape), (len(rows),)]:
-            return "return two tensors: the ids (B, T), then the lengths (B,)"
+            message = "return two tensors: the ids (B, T), then the lengths (B,)"
+            if len(shapes) == 2:
+                message += f"; here {tuple(ids.shape)} and {(len(rows),)}, not "
+                message += f"{shapes[0]} and {shapes[1]}"
+            return message
         got, got_lengths = (x.tolist() for x in answered)
         if ids.tolist() != rows:
             return "you changed the ids that you were given: work on a copy"
@@ -321,10 +328,11 @@ class _Summed:
     """A model that keeps its tokens as keys; its logits tell what it has read, and where."""
 
     def __init__(self) -> None:
-        self.computed = 0
+        self.computed = self.passes = 0
 
     def __call__(self, ids: Tensor, cache: KVCache) -> Tensor:
         self.computed += ids.shape[1]
+        self.passes += 1
         tokens = ids[:, None, :, None].float()
         keys, _ = cache[0].update(tokens, tokens)
         places = torch.arange(1, keys.shape[2] + 1)
@@ -345,7 +353,7 @@ CHATS: tuple[tuple[list[int], list[int]], ...] = (
 @exercise(
     "08.5",
     "what do `held` and `ids` have in common, and how little may the model read to give logits?",
-    "a cache can be cut back to what two texts have in common; this is how chats are served",
+    "a cache can be cut back to what two texts have in common: one way to serve chats",
 )
 def _ask(answer: Callable[..., Any]) -> str | None:
     for held, ids in CHATS:
@@ -353,14 +361,17 @@ def _ask(answer: Callable[..., Any]) -> str | None:
         if held:
             model(torch.tensor([held]), cache)
         want = _Summed()(torch.tensor([ids]), KVCache([DynamicLayer(1, 1, 1, 1)]))[:, -1]
-        model.computed = 0
+        model.computed = model.passes = 0
+        given = list(held), list(ids)
         case = f"held {held}, ids {ids}"
         try:
-            got = answer(model, cache, list(held), list(ids))
+            got = answer(model, cache, *given)
         except ValueError as error:
             if "at least one new position" not in str(error):
                 raise
             return f"{case}: nothing new is left to read, but logits need at least one position"
+        if given != (held, ids):
+            return f"{case}: you changed the lists that you were given"
         if tuple(got.shape) != (1, 3):
             return f"{case}: the logits of the last position are (1, V), not {tuple(got.shape)}"
         if cache.length != len(ids):
@@ -376,4 +387,6 @@ def _ask(answer: Callable[..., Any]) -> str | None:
             common += 1
         if model.computed > len(ids) - common:
             return f"{case}: {model.computed} positions computed, {len(ids) - common} would do"
+        if model.passes > 1:
+            return f"{case}: right, but in {model.passes} passes; the new part fits into one"
     return None

@@ -13,7 +13,12 @@ from torch import Tensor
 from minillm.exercises import as_given, exercise
 from minillm.generation.sampling import Sampler
 
-CASES = ([0.5, 0.3, 0.16, 0.02, 0.02], [0.2, 0.5, 0.05, 0.25], [0.01, 0.02, 0.07, 0.9])
+CASES = (
+    [0.5, 0.3, 0.16, 0.02, 0.02],
+    [0.2, 0.5, 0.05, 0.25],
+    [0.01, 0.02, 0.07, 0.9],
+    [0.0, 0.6, 0.4],  # something was cut before
+)
 
 
 def _powers(probs: Sequence[float], exponent: float) -> list[float]:
@@ -75,18 +80,26 @@ def next_token(answer: Callable[[list[float], float, float, float], int]) -> str
             late = _powers([q if i in first else 0.0 for i, q in enumerate(probs)], 1 / t)
             if got == [_walk(late, first, u) for u in numbers]:
                 return f"{case}: you cut before you heat; the temperature comes first"
+            equal = [i for i, q in enumerate(shaped) if q >= min(shaped[j] for j in kept)]
+            if equal != kept and got == [_walk(shaped, equal, u) for u in numbers]:
+                return f"{case}: two tokens tie at the border; keep only as many as reach p"
             if p < 1 and got == [_walk(shaped, range(len(probs)), u) for u in numbers]:
                 return f"{case}: nothing is cut, improbable tokens are still drawn"
             short = _nucleus(shaped, p, crossing=False) or _nucleus(shaped, 1e-9)
             if got == [_walk(shaped, short, u) for u in numbers]:
                 return f"{case}: the token with which the sum reaches p belongs to what is kept"
-            if got == [_walk(shaped, kept, u, scale=False) for u in numbers]:
-                return f"{case}: what is left sums to less than 1, and the last token gets the rest"
+            total = sum(shaped[i] for i in kept)
+            within = [(i, u) for i, u in zip(got, numbers, strict=True) if u < total]
+            if all(i == _walk(shaped, kept, u, scale=False) for i, u in within):
+                return f"{case}: what is left sums to less than 1, and u may lie beyond: rescale it"
             order = sorted(kept, key=lambda i: -shaped[i])
             if got == [_walk(shaped, order, u) for u in numbers]:
                 return f"{case}: right shares, but walk in the order of the list, not best first"
             if got[1:] == [_walk(shaped, kept, u) for u in numbers[1:]]:
                 return f"{case}, u = 0: token {got[0]} has been cut; the sum has to exceed u"
+            early = [i for i in range(len(probs)) if sum(shaped[:i]) < p - 1e-9]
+            if got == [_walk(shaped, early, u) for u in numbers]:
+                return f"{case}: cut by probability, best first, not in the order of the list"
             place = next(i for i, u in enumerate(numbers) if got[i] != _walk(shaped, kept, u))
             wanted = _walk(shaped, kept, numbers[place])
             return f"{case}, u = {numbers[place]:.3f}: I expected {wanted}, not {got[place]}"
@@ -142,8 +155,20 @@ def _toy(ids: list[int]) -> Tensor:
     return torch.randn(5, generator=generator) * 1.5
 
 
+def _endless(ids: list[int]) -> Tensor:
+    """Logits (5,) that never give the end."""
+    return _toy(ids).index_fill(0, torch.tensor(4), -math.inf)
+
+
 def _batch(
-    seed: int, count: int, max_new: int, end: int, *, named: bool, remove: bool
+    logits_after: Callable[[list[int]], Tensor],
+    seed: int,
+    count: int,
+    max_new: int,
+    end: int,
+    *,
+    named: bool,
+    remove: bool,
 ) -> list[list[int]]:
     """The rows of a batch; not `named` or with `remove`, one of the two planted mistakes."""
     sampler, live = Sampler(seed=seed), list(range(count))
@@ -151,7 +176,7 @@ def _batch(
     for _ in range(max_new):
         if not live:
             break
-        logits = torch.stack([_toy(rows[row]) for row in live])
+        logits = torch.stack([logits_after(rows[row]) for row in live])
         ids = sampler(logits, rows=list(live) if named else None).tolist()
         for row, token in zip(live, ids, strict=False):
             rows[row].append(token)
@@ -169,9 +194,15 @@ def _batch(
 )
 def write_batch(answer: Callable[..., list[list[int]]]) -> str | None:
     end = 4
-    for count, max_new, seed in ((1, 6, 0), (6, 12, 40), (9, 30, 7)):
+    for logits_after, count, max_new, seed in (
+        (_toy, 1, 6, 0),
+        (_toy, 6, 12, 40),
+        (_toy, 9, 30, 7),
+        (_endless, 2, 1, 0),
+        (_endless, 2, 5, 0),
+    ):
         try:
-            found = answer(_toy, Sampler(seed=seed), count, end, max_new)
+            found = answer(logits_after, Sampler(seed=seed), count, end, max_new)
         except RuntimeError as error:
             if isinstance(error, NotImplementedError):
                 raise
@@ -183,19 +214,20 @@ def write_batch(answer: Callable[..., list[list[int]]]) -> str | None:
         rows = [[int(i) for i in row] for row in found]
         if len(rows) != count:
             return f"{count} rows were asked for, you return {len(rows)}"
-        wanted = _batch(seed, count, max_new, end, named=True, remove=False)
+        case = logits_after, seed, count, max_new, end
+        wanted = _batch(*case, named=True, remove=False)
         if rows == wanted:
             continue
-        if rows == _batch(seed, count, max_new, end, named=False, remove=False):
+        if rows == _batch(*case, named=False, remove=False):
             return "a row gets other random numbers when others have ended: which row is it?"
-        if rows == _batch(seed, count, max_new, end, named=True, remove=True):
+        if rows == _batch(*case, named=True, remove=True):
             return "`live` changes while a loop runs over it, and ids go to the wrong rows"
-        if rows == _batch(seed, count, max_new, end, named=False, remove=True):
+        if rows == _batch(*case, named=False, remove=True):
             return "two mistakes are left; look at what happens to `live` inside the inner loop"
         row = next(i for i in range(count) if rows[i] != wanted[i])
         if end in rows[row][:-1]:
             return f"row {row} of {count} goes on after its end token: {rows[row]}"
-        if len(rows[row]) > max_new:
+        if len(rows[row]) > max_new or (logits_after is _endless and len(rows[row]) < max_new):
             return f"row {row} of {count} has {len(rows[row])} ids, max_new is {max_new}"
         return f"row {row} of {count} is {rows[row]}, written alone it is {wanted[row]}"
     return None
@@ -214,6 +246,9 @@ def until(answer: Callable[[list[str], str], str]) -> str | None:
         (["STOP at once"], "STOP"),
         (["one END two", " END three"], "END"),
         (["aa", "ab", "z"], "aab"),
+        (["The", " e", "nd", ".", " And"], "end."),
+        (["x", "E", "N", "D", "y"], "END"),
+        (["a EN", "D b END c"], "END"),
     ]
     for pieces, stop in cases:
         text = "".join(pieces)
@@ -225,7 +260,7 @@ def until(answer: Callable[[list[str], str], str]) -> str | None:
             continue
         if got == text:
             across = not any(stop in piece for piece in pieces)
-            why = "it lies across two pieces" if across else "it lies within one piece"
+            why = "it lies across two pieces or more" if across else "it lies within one piece"
             return f"for {pieces} you ran past {stop!r}: {why}"
         if got == want + stop:
             return f"for {pieces} the stop string {stop!r} is still there: only what is before it"
@@ -239,7 +274,8 @@ def until(answer: Callable[[list[str], str], str]) -> str | None:
 
 def _typical_set(probs: Sequence[float], mass: float) -> list[int]:
     entropy = -sum(p * math.log(p) for p in probs if p)
-    order = sorted(range(len(probs)), key=lambda i: abs(-math.log(probs[i]) - entropy))
+    possible = [i for i, p in enumerate(probs) if p]
+    order = sorted(possible, key=lambda i: abs(-math.log(probs[i]) - entropy))
     kept: list[int] = []
     while sum(probs[i] for i in kept) < mass - 1e-9:
         kept.append(order[len(kept)])
@@ -253,11 +289,15 @@ def _typical_set(probs: Sequence[float], mass: float) -> list[int]:
     "the best token may fall out: a typical token surprises as much as tokens do on average",
 )
 def typical(answer: Callable[[list[float], float], list[int]]) -> str | None:
-    rows = ([0.4, 0.3, 0.15, 0.1, 0.05], [0.07, 0.7, 0.1, 0.05, 0.08], [0.97, 0.02, 0.01])
+    rows = [[0.4, 0.3, 0.15, 0.1, 0.05], [0.07, 0.7, 0.1, 0.05, 0.08], [0.97, 0.02, 0.01]]
+    rows.append([0.5, 0, 0.5])  # something was cut before
     for probs in rows:
         for mass in (0.2, 0.5, 0.9):
             want = _typical_set(probs, mass)
-            case, got = f"for {probs} and mass {mass}", [int(i) for i in answer(list(probs), mass)]
+            case, found = f"for {probs} and mass {mass}", answer(list(probs), mass)
+            if isinstance(found, set | frozenset):
+                return f"{case} you return a set, which has no order: return a list"
+            got = [int(i) for i in found]
             if got == want:
                 continue
             if not got:

@@ -104,9 +104,14 @@ def one_by_one(next_logits, sampler, count, end, max_new):
     return rows
 
 
+def typical_log_of_zero(probs, mass):
+    return typical([math.exp(math.log(p)) for p in probs], mass)
+
+
 def typical(probs, mass):
-    entropy = -sum(p * math.log(p) for p in probs)
-    far = sorted(range(len(probs)), key=lambda i: abs(-math.log(probs[i]) - entropy))
+    entropy = -sum(p * math.log(p) for p in probs if p)
+    possible = [i for i, p in enumerate(probs) if p]
+    far = sorted(possible, key=lambda i: abs(-math.log(probs[i]) - entropy))
     while sum(probs[i] for i in far[:-1]) >= mass:
         far.pop()
     return sorted(far)
@@ -134,6 +139,56 @@ RIGHT = {
 }
 
 
+def log_of_zero(probs, t, p, u):
+    shaped = [math.exp(math.log(q) / t) for q in probs]
+    return next_token([q / sum(shaped) for q in shaped], 1.0, p, u)
+
+
+def all_equal(probs, t, p, u):
+    """Keeps all that are as probable as the last one kept."""
+    shaped = [q ** (1 / t) for q in probs]
+    least = min(shaped[i] for i in keep([q / sum(shaped) for q in shaped], p))
+    return next_token([q if q >= least else 0.0 for q in shaped], 1.0, 1.0, u)
+
+
+def beyond(probs, t, p, u):
+    """What is left is not rescaled; where u lies beyond, the last token of the list."""
+    shaped = [q ** (1 / t) for q in probs]
+    shaped = [q / sum(shaped) for q in shaped]
+    kept, reached = keep(shaped, p), 0.0
+    for i in sorted(kept):
+        reached += shaped[i]
+        if reached > u:
+            return i
+    return len(probs) - 1
+
+
+def in_list_order(probs, t, p, u):
+    shaped = [q ** (1 / t) for q in probs]
+    shaped = [q / sum(shaped) for q in shaped]
+    left = [q if sum(shaped[:i]) < p - 1e-9 else 0.0 for i, q in enumerate(shaped)]
+    return next_token(left, 1.0, 1.0, u)
+
+
+def two_neighbours(pieces, stop):
+    """Joins a piece with the one before it, and no more."""
+    for i in range(len(pieces)):
+        for j in (0, 1):
+            text = "".join(pieces[i - j : i + 1]) if i >= j else ""
+            if stop in text:
+                return "".join(pieces[: i - j]) + text.partition(stop)[0]
+    return "".join(pieces)
+
+
+def last_in_the_text_so_far(pieces, stop):
+    text = ""
+    for piece in pieces:
+        text += piece
+        if stop in text:
+            return text[: text.rfind(stop)]
+    return text
+
+
 def using(**options):
     return lambda *args: next_token(*args, **options)
 
@@ -151,6 +206,10 @@ WRONG = [
     ("09.1", lambda probs, t, p, u: 0, "I expected"),
     ("09.1", lambda probs, t, p, u: 5, "there is no token 5"),
     ("09.1", lambda probs, t, p, u: probs[0], "a whole number"),
+    ("09.1", log_of_zero, "raised ValueError"),
+    ("09.1", all_equal, "two tokens tie at the border"),
+    ("09.1", beyond, "sums to less than 1"),
+    ("09.1", in_list_order, "not in the order of the list"),
     ("09.2", changed(p75=3), "the first two have together"),
     ("09.2", changed(p76=2), "right so far: 7 of 8"),
     ("09.2", changed(k3=4), "exactly k are kept"),
@@ -170,6 +229,9 @@ WRONG = [
     ("09.3", lambda *args: write_batch(*args, guard=False), "nothing left to stack"),
     ("09.3", lambda *args: write_batch(*args, run_on=True), "goes on after its end token"),
     ("09.3", lambda *args: write_batch(*args)[:-1], "you return"),
+    ("09.3", lambda *args: write_batch(*args[:-1], args[-1] + 1), "has 2 ids, max_new is 1"),
+    ("09.3", lambda *args: write_batch(*args[:-1], max(1, args[-1] - 1)), "max_new is 5"),
+    ("09.3", lambda *args: write_batch(*args[:-1], 10_000), "max_new is 1"),
     ("09.4", lambda pieces, stop: "".join(pieces), "across two pieces"),
     ("09.4", in_pieces, "across two pieces"),
     ("09.4", lambda pieces, stop: "".join(pieces).partition(stop)[0] + stop, "is still there"),
@@ -180,10 +242,14 @@ WRONG = [
         ),
         "instead of the first",
     ),
+    ("09.4", two_neighbours, "you ran past 'end.'"),
+    ("09.4", last_in_the_text_so_far, "instead of the first"),
     ("09.5", keep, "the most probable tokens"),
     ("09.5", lambda probs, mass: [len(probs) - 1], "I expected"),
     ("09.5", lambda probs, mass: [], "you kept no token"),
     ("09.5", unsorted, "return their indices in order"),
+    ("09.5", lambda probs, mass: set(typical(probs, mass)), "return a list"),
+    ("09.5", typical_log_of_zero, "raised ValueError"),
 ]
 
 

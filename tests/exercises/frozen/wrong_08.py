@@ -236,6 +236,35 @@ def all_logits(model, cache, held, ids):
     return model(torch.tensor([ids]), cache)
 
 
+class Forgets(Head):
+    """Keeps no more than 32 positions."""
+
+    seen = 0
+
+    def first(self, T):
+        self.seen += T
+        return self.seen - T
+
+    def keep(self, k, v):
+        k, v = super().keep(k, v)
+        self.kept = k[:, :, -32:], v[:, :, -32:]
+        return k, v
+
+
+def token_by_token(model, cache, held, ids):
+    common = 0
+    while common < min(len(held), len(ids) - 1) and held[common] == ids[common]:
+        common += 1
+    cache.crop(common)
+    return [model(torch.tensor([[token]]), cache) for token in ids[common:]][-1][:, -1]
+
+
+def into_held(model, cache, held, ids):
+    logits = ask(model, cache, held, ids)
+    held[:] = ids
+    return logits
+
+
 WRONG = [
     ("08.1", Restarts, "as if they stood at position 0"),
     ("08.1", Unmasked, "read those after them"),
@@ -245,6 +274,7 @@ WRONG = [
     ("08.1", Shared, "it belongs to the object"),
     ("08.1", OfTheClass, "it belongs to the object"),
     ("08.1", Unturned, "keys have to be turned"),
+    ("08.1", Forgets, "1 new positions after 40"),
     ("08.2", {**PREDICTED, "positions computed without a cache": 2210}, "100 tokens, not 101"),
     ("08.2", {**PREDICTED, "positions computed with a cache": 120}, "nobody reads it"),
     ("08.2", {**PREDICTED, "positions in the cache at the end": 20}, "the prompt is kept"),
@@ -252,6 +282,7 @@ WRONG = [
     ("08.2", {**PREDICTED, "bytes of the cache at the end": 30_464}, "keeps its own"),
     ("08.2", {**PREDICTED, "bytes of the cache at the end": ...}, "not filled in yet"),
     ("08.2", {"positions": 119}, "with the five questions"),
+    ("08.2", {**PREDICTED, "positions computed without a cache": "2190"}, "write a number"),
     ("08.3", broken, "after 4 others was put at 1"),
     ("08.3", cold_only, "after 6 in the cache: a token that comes after 6 others was put at 0"),
     ("08.3", whole_text, "give it the new token only"),
@@ -268,7 +299,7 @@ WRONG = [
     ("08.4", lambda ids, end, pad: finish(ids, end, pad)[0], "return two tensors"),
     ("08.4", lambda ids, end, pad: finish(ids, end, pad)[::-1], "the ids (B, T), then"),
     ("08.4", lambda ids, end, pad: (finish(ids, end, pad)[0], [2, 4, 5, 1]), "(B,)"),
-    ("08.4", lambda ids, end, pad: (finish(ids, end, pad)[0], ids[:, :1]), "(B,)"),
+    ("08.4", lambda ids, end, pad: (finish(ids, end, pad)[0], ids[:, :1]), "not (4, 5) and (4, 1)"),
     ("08.4", row_by_row, "you walk through rows"),
     ("08.4", in_lists, "you walk through rows"),
     ("08.4", lambda ids, end, pad: (torch.full_like(ids, pad), ids[:, 0]), "should become"),
@@ -276,4 +307,6 @@ WRONG = [
     ("08.5", without_crop, "the cache holds [4, 7, 2, 8, 5, 1] now"),
     ("08.5", nothing_left, "logits need at least one position"),
     ("08.5", all_logits, "(1, V), not (1, 3, 3)"),
+    ("08.5", token_by_token, "in 3 passes"),
+    ("08.5", into_held, "you changed the lists"),
 ]
