@@ -67,6 +67,7 @@ LOOKS_UP = {
     "models": "pretrained",  # from_pretrained(), save_pretrained()
     "fast": "training",  # is the model cut up?
     "pretrained": "training",
+    "training": "pretrained",  # a checkpoint tells from_pretrained its model
     "cli": "config generation model pretrained stories tokenizer training",
 }
 

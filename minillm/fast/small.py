@@ -100,7 +100,7 @@ class Int8Embedding(_Int8Rows):
 
 
 class Int8Linear(_Int8Rows):
-    """`x @ W.T + bias` with W in int8: a quarter of the memory; the product itself is in floats.
+    """`x @ W.T + bias` with W in int8: a quarter of the memory; each call makes the floats anew.
 
     Shape: (..., in) -> (..., out).
     """

@@ -161,6 +161,9 @@ class BPETokenizer:
     def __len__(self) -> int:
         return len(self._bytes)
 
+    def __repr__(self) -> str:
+        return f"BPETokenizer({len(self):,} tokens, {len(self.special_tokens)} of them special)"
+
     @property
     def vocab_size(self) -> int:
         """Rows that an embedding needs: the greatest id plus one."""
