@@ -7,69 +7,16 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import fields
+from functools import wraps
+from inspect import signature
 from itertools import chain
 from numbers import Integral, Real
-from types import NoneType, UnionType
-from typing import TYPE_CHECKING, Any, Union, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
-
-__all__ = [
-    "NOT_NEGATIVE",
-    "POSITIVE",
-    "SHARE",
-    "SWITCH",
-    "TABLE",
-    "TEXT",
-    "Kind",
-    "any_of",
-    "check_adapter",
-    "check_attention",
-    "check_causal",
-    "check_config",
-    "check_documents",
-    "check_drawn",
-    "check_fields",
-    "check_input",
-    "check_inputs",
-    "check_kept",
-    "check_kind",
-    "check_logits",
-    "check_mask",
-    "check_model",
-    "check_number",
-    "check_one_of",
-    "check_one_row",
-    "check_positions",
-    "check_previous_ids",
-    "check_prompt",
-    "check_room",
-    "check_rows",
-    "check_rows_kept",
-    "check_settings",
-    "check_sizes",
-    "check_targets",
-    "check_text",
-    "check_texts",
-    "check_token_row",
-    "check_tokenizer",
-    "check_tokens",
-    "check_training",
-    "check_utf8",
-    "context_length",
-    "count_in",
-    "finite_maximum",
-    "index_in",
-    "is_id",
-    "list_of",
-    "look_up",
-    "number",
-    "quoted",
-    "texts_of",
-    "whole",
-]
 
 
 def quoted(value: object, most: int = 60) -> str:
@@ -88,6 +35,89 @@ def check_number(name: str, value: Any, *, whole: bool = False) -> None:
         raise ValueError(f"{name} must be {kind}, not {quoted(value)}")
 
 
+# What it is called in transformers, peft, trl and nanoGPT, and what it is here.
+_OURS = {
+    "r": "rank",
+    "lora_alpha": "alpha",
+    "target_modules": "targets",
+    "lora_dropout": "dropout",
+    "max_length": "max_new_tokens",
+    "max_tokens": "max_new_tokens",
+    "do_sample": "sampler=Sampler()",
+    **{k: f"sampler=Sampler({k}=...)" for k in ("temperature", "top_k", "top_p", "min_p", "seed")},
+    "repetition_penalty": "sampler=Sampler(repetition_penalty=...)",
+    "num_beams": "beam_search(model, ids, num_beams=...)",
+    "num_return_sequences": "beam_search(model, ids, num_return=...)",
+    "stop_strings": "stop",
+    "use_cache": "cache",
+    "streamer": "stream_text(model, tokenizer, prompt, ...)",
+    "torch_dtype": "dtype",
+    "device_map": "device",
+    "n_layer": "num_hidden_layers",
+    "n_layers": "num_hidden_layers",
+    "n_head": "num_attention_heads",
+    "n_heads": "num_attention_heads",
+    "n_kv_heads": "num_key_value_heads",
+    **dict.fromkeys(["n_embd", "d_model", "dim"], "hidden_size"),
+    "n_inner": "intermediate_size",
+    **dict.fromkeys(["block_size", "n_positions", "n_ctx"], "max_position_embeddings"),
+    "layer_norm_epsilon": "rms_norm_eps",
+    "dropout": "attention_dropout",
+    "bias": "attention_bias and mlp_bias",
+    **dict.fromkeys(["learning_rate", "lr"], "max_lr"),
+    **dict.fromkeys(["max_iters", "max_steps", "num_train_epochs"], "steps"),
+    "warmup_iters": "warmup_steps",
+    **dict.fromkeys(["grad_clip", "max_grad_norm"], "max_norm"),
+    **dict.fromkeys(["beta1", "beta2"], "betas"),
+    **dict.fromkeys(["bf16", "dtype"], "precision"),
+    "logging_steps": "log_interval",
+    "eval_steps": "eval_interval",
+    "save_steps": "Run(folder, checkpoint_interval=...)",
+    "save_total_limit": "Run(folder, keep=...)",
+    **dict.fromkeys(["output_dir", "out_dir"], "Run(folder)"),
+    **dict.fromkeys(["batch_size", "per_device_train_batch_size"], "WindowBatches(tokens, ...)"),
+    "args": "config=TrainConfig(...)",
+    "train_dataset": "batches",
+    "data_collator": "batches",
+    **dict.fromkeys(["eval_dataset", "compute_metrics"], "validate"),
+    "callbacks": "on_log",
+    "optimizers": "optimizer",
+    "tokenizer": "run=Run(folder, tokenizer=...)",
+    "processing_class": "run=Run(folder, tokenizer=...)",
+}
+
+
+def said_here(strange: Collection[str], known: Collection[str]) -> str:
+    """Names that are not known, what they are called here if that is known, and the known ones."""
+    ours = [f"{name} is {_OURS[name]} here" for name in sorted(strange) if name in _OURS]
+    return "; ".join([", ".join(sorted(strange)), *ours, f"it has {', '.join(known)}"])
+
+
+Part = TypeVar("Part", bound=Callable[..., Any])
+
+
+def our_words(part: Part) -> Part:
+    """A function, or a dataclass, that answers a keyword it has not with those that it has.
+
+    Another library's word is told in ours. Raises: TypeError, as Python would.
+    """
+    made: Any = part
+    function = made.__init__ if isinstance(part, type) else part
+    known = [name for name in signature(function).parameters if name != "self"]
+    name = function.__qualname__.removesuffix(".__init__")
+
+    @wraps(function)
+    def call(*args: Any, **named: Any) -> Any:
+        if strange := named.keys() - {*known}:
+            raise TypeError(f"{name} has no {said_here(strange, known)}")
+        return function(*args, **named)
+
+    if not isinstance(part, type):
+        return call  # type: ignore[return-value]
+    made.__init__ = call
+    return part
+
+
 Kind = tuple[str, Callable[[Any], bool]]  # in words, and whether a value is of that kind
 
 
@@ -101,7 +131,8 @@ def number(words: str, fits: Callable[[float], bool]) -> Kind:
     """Numbers that fit, neither NaN nor infinite; `words` follow "a number" in the error."""
 
     def check(x: Any) -> bool:
-        return type(x) in (int, float) and abs(x) < 1e300 and fits(x)
+        is_number = isinstance(x, int | float) and not isinstance(x, bool)
+        return is_number and abs(x) < 1e300 and fits(x)
 
     return f"a number {words}", check
 
@@ -134,45 +165,20 @@ def check_kind(name: str, value: Any, kind: Kind) -> None:
         raise ValueError(f"{name} must be {words}, not {quoted(value)}")
 
 
+def check_values(given: Any, kinds: Mapping[str, Kind]) -> None:
+    """Raises: ValueError for a field of a dataclass that is of another kind; None fits where it is
+    the default.
+    """
+    for f in fields(given):
+        value = getattr(given, f.name)
+        if f.name in kinds and (value is not None or f.default is not None):
+            check_kind(f.name, value, kinds[f.name])
+
+
 def check_one_of(name: str, value: Any, known: Sequence[str]) -> None:
     """Raises: ValueError for a name that is not known; the error lists those that are."""
     if value not in known:
         raise ValueError(f"{name} {quoted(value)} is unknown: choose one of {', '.join(known)}")
-
-
-_WORDS: dict[Any, str] = {int: "a whole number below 2**31", float: "a number", str: "a string"}
-_WORDS |= {bool: "true or false", NoneType: "null"}
-
-
-def _words_if_wrong(value: Any, hint: Any) -> str:
-    """What a value of that type is called; nothing if this one is."""
-    of, parts = get_origin(hint), get_args(hint)
-    if of in (UnionType, Union):
-        words = [_words_if_wrong(value, part) for part in parts]
-        return " or ".join(words) if all(words) else ""
-    if of in (list, tuple, Sequence):
-        wrong = not isinstance(value, list | tuple)
-        words = [_words_if_wrong(item, parts[0]) for item in ([] if wrong else value)]
-        wrong = wrong or any(words)
-        return f"a list of {_WORDS[parts[0]].removeprefix('a ')}" if wrong else ""
-    if hint is float and type(value) in (int, float):
-        fits = abs(value) < 1e300  # neither NaN nor infinite
-    elif hint is int and type(value) is int:
-        fits = abs(value) < 2**31
-    else:
-        fits = hint not in _WORDS or (hint is not float and type(value) is hint)
-    return "" if fits else _WORDS[hint]
-
-
-def check_fields(kind: type, values: Mapping[str, Any]) -> None:
-    """Of values read from a file: whether each is what the dataclass `kind` says of its field.
-
-    Raises: ValueError that names the field and says what belongs there.
-    """
-    hints = get_type_hints(kind)
-    for name, value in values.items():
-        if words := _words_if_wrong(value, hints[name]):
-            raise ValueError(f"{name} must be {words}, not {quoted(value)}")
 
 
 def check_settings(saved: dict[str, Any], ours: dict[str, Any]) -> None:
@@ -267,6 +273,14 @@ def check_one_row(ids: Any) -> None:
         raise ValueError(f"decode takes the ids of one text, not {quoted(ids)}: {each}")
 
 
+def check_end(eos_token_id: Any) -> None:
+    """Raises: ValueError for what is no id, as a tokenizer without an end token has."""
+    if not isinstance(eos_token_id, Integral):
+        road = "BPETokenizer.train(..., special_tokens=['<|endoftext|>']) makes one"
+        wanted = f"eos_token_id must be the id of an end token, not {quoted(eos_token_id)}"
+        raise ValueError(f"{wanted}: {road}, WindowBatches needs none")
+
+
 def check_token_row(tokens: Any) -> None:
     """Raises: ValueError for a text, texts, a path or a tokenizer where a row of ids belongs."""
     row = hasattr(tokens, "__getitem__") and not isinstance(tokens, str | bytes)
@@ -299,7 +313,7 @@ def check_tokenizer(tokenizer: Any) -> None:
     if hasattr(tokenizer, "save_pretrained"):  # of transformers
         road = "save it, tokenizer.save_pretrained(folder), and BPETokenizer.load(folder) opens it"
         raise ValueError(f"a {kind} is no tokenizer of minillm: {road}")
-    if hasattr(tokenizer, "encode"):  # of tiktoken, tokenizers
+    if hasattr(tokenizer, "encode") and not isinstance(tokenizer, str):  # of tiktoken, tokenizers
         road = "BPETokenizer.load(folder) opens a tokenizer.json, from_tiktoken_file ranks"
         raise ValueError(f"a {kind} is no tokenizer of minillm: {road}")
     order = "the order is model, tokenizer, texts"
@@ -371,8 +385,9 @@ def check_inputs(
     import torch
     from torch import Tensor
 
-    for x in (input_ids, attention_mask, position_ids):
-        if x is not None and not isinstance(x, Tensor):
+    more = [x for x in (attention_mask, position_ids) if x is not None]
+    for x in (input_ids, *more):
+        if not isinstance(x, Tensor):
             raise ValueError(f"ids, mask and positions must be tensors, not {x!r:.60}")
     shape = tuple(input_ids.shape)
     whole = input_ids.dtype in (torch.int64, torch.int32)
@@ -633,16 +648,12 @@ def check_adapter(name: str, layer: nn.Module, rank: Any, alpha: Any, dropout: A
     """Raises: ValueError if the layer can have no such adapter."""
     from torch import nn
 
-    number = isinstance(alpha, int | float) and not isinstance(alpha, bool)
     if hasattr(layer, "lora_A"):
         raise ValueError(f"{name} has an adapter already")
     if not isinstance(layer, nn.Linear):
         raise ValueError(f"{name} is a {type(layer).__name__}, not a linear layer")
     shape = (layer.out_features, layer.in_features)
-    if isinstance(rank, bool) or not isinstance(rank, int) or not 1 <= rank <= min(shape):
-        raise ValueError(f"rank {rank!r:.60} for {name}, a matrix {shape}: from 1 to {min(shape)}")
-    if not number or not abs(alpha) <= _MOST_ALPHA:
-        most = f"at most {_MOST_ALPHA:,} and at least {-_MOST_ALPHA:,}"
-        raise ValueError(f"alpha must be a finite number, not {alpha!r:.60}: {most}")
-    if isinstance(dropout, bool) or not isinstance(dropout, int | float) or not 0 <= dropout < 1:
-        raise ValueError(f"dropout must be a number from 0, below 1, not {dropout!r:.60}")
+    check_kind(f"the rank for {name}, a matrix {shape},", rank, whole(1, min(shape)))
+    alphas = number(f"from -{_MOST_ALPHA:,} to {_MOST_ALPHA:,}", lambda x: abs(x) <= _MOST_ALPHA)
+    check_kind("alpha", alpha, alphas)
+    check_kind("dropout", dropout, SHARE)

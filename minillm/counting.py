@@ -6,8 +6,6 @@ from typing import Any
 
 from torch import nn
 
-__all__ = ["count_operations", "count_parameters"]
-
 
 def count_parameters(
     model: nn.Module, only_trainable: bool = False, exclude_embeddings: bool = False

@@ -10,18 +10,6 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
-__all__ = [
-    "OneProcess",
-    "forward_of",
-    "fresh_rng_state",
-    "pick_device",
-    "processes_of",
-    "product_dtype",
-    "rng_state",
-    "set_rng_state",
-    "to_float64",
-]
-
 _WITHOUT_FLOAT64 = {"mps"}  # Apple's GPUs
 
 

@@ -10,26 +10,7 @@ from dataclasses import dataclass, field
 from pkgutil import resolve_name
 from typing import Any
 
-from minillm.checks import (
-    NOT_NEGATIVE,
-    POSITIVE,
-    SWITCH,
-    TEXT,
-    Kind,
-    check_kind,
-    list_of,
-    whole,
-)
-
-__all__ = [
-    "FAMILIES",
-    "SCALING",
-    "Family",
-    "check_given",
-    "check_rotation",
-    "check_shared",
-    "family_of",
-]
+from minillm.checks import NOT_NEGATIVE, POSITIVE, SWITCH, TEXT, Kind, check_kind, list_of, whole
 
 
 @dataclass(frozen=True)

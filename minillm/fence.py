@@ -22,8 +22,6 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
-__all__ = ["SECONDS", "Time", "TooMuchError", "fill", "matches", "stop"]
-
 SECONDS = 10.0  # for all of one call; an ordinary one takes a thousandth of a second
 MEMORY = 512 << 20  # bytes of addresses, of which Python and Jinja take 25 million
 ANSWER = 1 << 20  # bytes of each text, and four times what the caller gave

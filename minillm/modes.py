@@ -9,8 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-__all__ = ["EvalMode", "without_autocast"]
-
 
 class EvalMode:
     """Inside `with EvalMode(model):` the model is in eval mode; then every part is as it was.

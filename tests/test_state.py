@@ -282,7 +282,11 @@ def test_packing_compiling_and_rings_are_refused_by_name(name):
     [
         ("mamba", {"state": None}, "a mamba config needs state, a StateSizes or a table, not None"),
         ("mamba", {"state": {"d_state": 4}}, "state has no 'd_state', but"),
-        ("mamba", {"state": {"state_size": -1}}, "state_size must be a positive integer, not -1"),
+        (
+            "mamba",
+            {"state": {"state_size": -1}},
+            "state_size must be a whole number from 1 to 2147483647, not -1",
+        ),
         ("mamba", {"state": 16}, "needs state, a StateSizes or a table, not 16"),
         ("mamba", {"num_attention_heads": 4}, "mamba has neither .*num_attention_heads 4"),
         ("mamba2", {"intermediate_size": 32}, "mamba2 has neither .*intermediate_size 32"),

@@ -48,6 +48,10 @@ NO_SANDBOX = (
     "bwrap (bubblewrap), or run this in a container or as a user of its own."
 )
 
+KINDS = {
+    "container": "in a container, without network and without sight of the course",
+    "user": "as another user, who may read what all users may, the course too, and use the network",
+}
 
 # ---- what a class gets ---------------------------------------------------------------------------
 
@@ -401,7 +405,7 @@ def grade_hand_ins(
     if box.kind == "none":
         say(NO_SANDBOX)
     else:
-        say("each runs " + {"container": "in a container", "user": "as another user"}[box.kind])
+        say(f"each runs {KINDS[box.kind]}")
     with tempfile.TemporaryDirectory() as name:
         Path(name).chmod(0o755)
         grader = Grader(course, chapter, box, Path(name).resolve())

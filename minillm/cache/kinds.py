@@ -10,8 +10,6 @@ from functools import partial
 from minillm.cache.base import CacheLayer
 from minillm.checks import check_sizes
 
-__all__ = ["CACHE_KINDS", "layer_maker"]
-
 CACHE_KINDS = {  # where the class of each kind stands; it is imported when it is asked for
     "dynamic": "minillm.cache.base.DynamicLayer",
     "static": "minillm.cache.static.StaticLayer",

@@ -10,8 +10,6 @@ from torch import Tensor
 
 from minillm.cache.base import CacheLayer
 
-__all__ = ["StateLayer"]
-
 
 class StateLayer(CacheLayer):
     """A layer's memory of fixed size: the last inputs of its convolution, and its state.

@@ -37,8 +37,6 @@ from minillm.cli.talk import chat
 from minillm.cli.terminal import prepare, tell
 from minillm.cli.train import train
 
-__all__ = ["main"]
-
 
 def parser() -> argparse.ArgumentParser:
     """The commands and their options."""

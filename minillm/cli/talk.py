@@ -22,8 +22,6 @@ from minillm.cli.terminal import show, tell
 if TYPE_CHECKING:
     from minillm.generation.conversation import Conversation
 
-__all__ = ["chat"]
-
 HELP = "/reset begins a new conversation, /quit or Ctrl-D ends, Ctrl-C stops an answer"
 
 

@@ -13,8 +13,6 @@ import warnings
 from types import TracebackType
 from typing import Any
 
-__all__ = ["prepare", "show", "tell", "visible"]
-
 # The controls of ASCII and of Latin-1, but for line end and tab; what turns the writing direction.
 _COMMANDS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 

@@ -64,7 +64,9 @@ _STEPS: dict[str, dict[str, Any]] = {
     "the wrong direction: the expert with most tokens gets still more": {"sign": -1.0},
     "the step should not grow with the difference, only its sign counts": {"proportional": True},
     "these are the steps; the old bias is missing": {"kept": False},
-    "compare each load with the mean of all, not with the middle one": {"middle": "median"},
+    "compare each load with the mean of all, not with the middle one, and move all that differ": {
+        "middle": "median"
+    },
     "compare each load with the mean of all, not with the largest": {"middle": "largest"},
     "an expert with exactly the mean load stays where it is, it does not go up": {"at_mean": 1.0},
     "an expert with exactly the mean load stays where it is, it does not go down": {
@@ -83,6 +85,7 @@ def _bias_step(answer: Callable[[list[float], list[float], float], Any]) -> str 
         ([0.0, 0.0, 0.0], [9.0, 3.0, 0.0], 0.5),
         ([0.25, -1.0, 0.5, 0.0], [2.0, 2.0, 2.0, 2.0], 0.25),
         ([0.1, 0.2, 0.3, 0.4], [1.0, 2.0, 3.0, 10.0], 0.01),
+        ([0.0, 0.5, 0.5, 0.0], [3.0, 3.0, 2.0, 2.0], 0.5),  # a mean that is no integer
     ]
     for bias, load, rate in cases:
         given = list(bias)
@@ -101,13 +104,14 @@ def _bias_step(answer: Callable[[list[float], list[float], float], Any]) -> str 
         e = next(
             e for e, (a, b) in enumerate(zip(got, wanted, strict=True)) if not _close([a], [b])
         )
-        few = "fewer" if load[e] < sum(load) / len(load) else "no fewer"
-        return f"{case}: expert {e} has {few} tokens than the mean, and went to {got[e]}"
+        mean = sum(load) / len(load)
+        few = "fewer" if load[e] < mean else "no fewer"
+        return f"{case}: expert {e} has {few} tokens than the mean, {mean:g}, and went to {got[e]}"
     return None
 
 
 def _close(got: Sequence[Any], wanted: Sequence[float]) -> bool:
-    return all(abs(float(a) - b) < 1e-9 for a, b in zip(got, wanted, strict=True))
+    return all(abs(float(a) - b) < 1e-6 for a, b in zip(got, wanted, strict=True))
 
 
 def _parameters(config: Any) -> int:
@@ -147,6 +151,7 @@ _MISCOUNTED: dict[str, Callable[[Any], float]] = {
     "there are two norms in each layer and one at the end": lambda c: (
         -(2 * c.num_hidden_layers + 1) * c.hidden_size
     ),
+    "each layer has two norms": lambda c: -2 * c.num_hidden_layers * c.hidden_size,
     "there is a norm after the last layer, too": lambda c: -c.hidden_size,
     "keys and values have `num_key_value_heads` heads, not `num_attention_heads`": lambda c: (
         2 * c.num_hidden_layers * c.hidden_size * c.head_dim

@@ -13,7 +13,7 @@ from minillm.exercises import check_numbers, exercise
 
 
 def _shape(x: Any) -> str:
-    return f"{x.dtype} {tuple(x.shape)}" if isinstance(x, Tensor) else repr(x)
+    return f"{tuple(x.shape)} of {x.dtype}" if isinstance(x, Tensor) else repr(x)
 
 
 @exercise(
@@ -22,7 +22,7 @@ def _shape(x: Any) -> str:
     "a patch is a row of numbers; cutting is an order of axes, and no number is computed",
 )
 def _patches(answer: Callable[[Tensor, int], Any]) -> str | None:
-    for B, channels, height, width, p in ((1, 1, 4, 6, 2), (2, 3, 6, 4, 2), (1, 2, 6, 9, 3)):
+    for B, channels, height, width, p in ((1, 1, 4, 6, 2), (2, 5, 6, 4, 2), (1, 2, 6, 9, 3)):
         pixels = torch.arange(B * channels * height * width).float()
         pixels = pixels.view(B, channels, height, width)
         wanted = F.unfold(pixels, p, stride=p).mT
@@ -41,7 +41,8 @@ def _patches(answer: Callable[[Tensor, int], Any]) -> str | None:
         if torch.equal(got, last):
             return "in each patch all pixels of a channel come first, then the next channel"
         case = f"{channels} channels of {height} x {width}, p = {p}"
-        return f"{case}: the first patch is {got[0, 0].tolist()}"
+        first = wanted[0, 0].tolist()
+        return f"{case}: the first patch is {got[0, 0].tolist()}, and should be {first}"
     return None
 
 
@@ -154,6 +155,7 @@ def picture_mask(ids: Tensor, mark: int, features: int) -> Tensor:
 def _picture_mask(answer: Callable[[Tensor, int, int], Any]) -> str | None:
     for ids, mark, n in (
         (torch.tensor([[9, 1, 2, 9, 3], [4, 9, 5, 6, 9]]), 9, 2),
+        (torch.tensor([[9, 1, 2], [9, 4, 9]]), 9, 2),  # not the first row has most
         (torch.tensor([[1, 2, 0, 3]]), 0, 3),
         (torch.tensor([[7, 7, 7, 1]]), 7, 1),
     ):

@@ -14,8 +14,6 @@ from torch.export import ExportedProgram
 
 from minillm.files import replacing, transaction
 
-__all__ = ["OPSETS", "to_onnx"]
-
 OPSETS = range(18, 26)  # the versions of ONNX's operators that torch 2.13 writes
 
 _ONE_FILE = 2**30  # bytes of weights in the file itself, which may have twice as many

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from minillm.cache.base import KVCache
+from minillm.checks import SWITCH, check_kind, check_one_of
 from minillm.config import ModelConfig
 from minillm.models.vision_parts import VisionConfig, check_floats
-
-__all__ = ["PictureConfig", "Prompt", "check_features", "check_keys_values"]
+from minillm.nn.layers import ACTIVATIONS
 
 
 @dataclass(frozen=True)
@@ -40,9 +40,7 @@ class PictureConfig:
 
     def __post_init__(self) -> None:
         kinds = ("llama", "mistral", "qwen2", "qwen3")
-        if self.text_config.model_type not in kinds:
-            given = self.text_config.model_type
-            raise ValueError(f"text of {given!r} is not computed; known are {', '.join(kinds)}")
+        check_one_of("text_config of model_type", self.text_config.model_type, kinds)
         size, token = self.text_config.vocab_size, self.image_token_index
         if type(token) is not int or not 0 <= token < size:
             raise ValueError(f"image_token_index={token!r}, but ids are 0 to {size - 1}")
@@ -53,9 +51,10 @@ class PictureConfig:
         known = (type(i) is int and -depth <= i < depth for i in self.feature_layers)
         if not self.feature_layers or not all(known):
             raise ValueError(f"vision_feature_layer={layers!r}, there are {depth} states")
-        if self.vision_feature_select_strategy not in ("default", "full"):
-            given = self.vision_feature_select_strategy
-            raise ValueError(f"vision_feature_select_strategy={given!r} is not default or full")
+        strategy = self.vision_feature_select_strategy
+        check_one_of("vision_feature_select_strategy", strategy, ("default", "full"))
+        check_one_of("projector_hidden_act", self.projector_hidden_act, list(ACTIVATIONS))
+        check_kind("multimodal_projector_bias", self.multimodal_projector_bias, SWITCH)
         if self.features_per_picture < 1:
             raise ValueError("no vector of a picture is left by vision_feature_select_strategy")
 

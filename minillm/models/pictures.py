@@ -6,7 +6,6 @@ does, `GatedCrossAttentionLayer` is the layer of Llama 3.2 Vision (Mllama).
 
 # Built from notebooks/beyond/16_pictures.ipynb: edit there, then make build.
 
-import os
 from functools import partial
 from typing import Any
 
@@ -15,10 +14,10 @@ from torch import Tensor, nn
 
 from minillm.cache.base import KVCache
 from minillm.checks import check_input, check_one_of, check_sizes
-from minillm.counting import count_parameters
 from minillm.generation.decoding import generate
 from minillm.model import CausalLM
 from minillm.models.picture_parts import PictureConfig, Prompt, check_features, check_keys_values
+from minillm.models.saved import SavedModel
 from minillm.models.vision import VisionTransformer
 from minillm.models.vision_parts import check_floats
 from minillm.modes import EvalMode
@@ -72,12 +71,14 @@ class Projector(nn.Module):
         return self.linear_2(self.activation(self.linear_1(features)))
 
 
-class PictureLM(nn.Module):
+class PictureLM(SavedModel):
     """A language model whose placeholders are filled with what a vision tower saw.
 
     Weights are drawn with `seed`.
     Source: Liu et al. 2023, Visual instruction tuning (LLaVA); parts named as in Hugging Face's.
     """
+
+    files = "vision.LLAVA"
 
     def __init__(self, config: PictureConfig, *, seed: int = 0) -> None:
         super().__init__()
@@ -146,25 +147,6 @@ class PictureLM(nn.Module):
         with EvalMode(self):
             features = None if pixels is None else self.picture_features(pixels)
         return generate(Prompt(self, features), input_ids, **options)
-
-    def num_parameters(
-        self, *, only_trainable: bool = False, exclude_embeddings: bool = False
-    ) -> int:
-        """Numbers in the weights, frozen ones included; see `minillm.counting`."""
-        return count_parameters(self, only_trainable, exclude_embeddings)
-
-    @classmethod
-    def from_pretrained(cls, name: str | os.PathLike[str], **options: Any) -> "PictureLM":
-        """The model of a LLaVA checkpoint; see `minillm.pretrained.vision.load_llava`."""
-        from minillm.pretrained.vision import load_llava
-
-        return load_llava(name, **options)
-
-    def save_pretrained(self, folder: str | os.PathLike[str]) -> None:
-        """Write a LLaVA checkpoint that transformers reads, too."""
-        from minillm.pretrained.vision import save_llava
-
-        save_llava(self, folder)
 
 
 class GatedCrossAttentionLayer(nn.Module):

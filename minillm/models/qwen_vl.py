@@ -6,7 +6,6 @@ Explained in notebooks/deeper/16_real_readers.ipynb. Computes what Hugging Face'
 
 # Built from notebooks/deeper/16_real_readers.ipynb: edit there, then make build.
 
-import os
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -16,11 +15,11 @@ import torch
 from torch import Tensor, nn
 
 from minillm.cache.base import KVCache
-from minillm.checks import check_mask
+from minillm.checks import POSITIVE, TEXT, check_inputs, check_one_of, check_values, list_of, whole
 from minillm.config import ModelConfig
-from minillm.counting import count_parameters
 from minillm.generation.decoding import generate
 from minillm.model import CausalLM
+from minillm.models.saved import SavedModel
 from minillm.models.vision_parts import check_floats
 from minillm.modes import EvalMode
 from minillm.nn.layers import ACTIVATIONS, MLP, LayerNorm
@@ -78,17 +77,7 @@ def mrope_positions(
     Raises: ValueError if placeholders and features do not match, or grids do not divide.
     Source: Wang et al. 2024 (Qwen2-VL), section 2.1.
     """
-    for x in (input_ids,) if attention_mask is None else (input_ids, attention_mask):
-        if not isinstance(x, Tensor):
-            raise ValueError(f"ids and mask must be tensors, not {x!r:.60}")
-    whole = input_ids.dtype in (torch.int64, torch.int32)
-    if input_ids.ndim != 2 or not input_ids.numel() or not whole:
-        found = f"{input_ids.dtype} {tuple(input_ids.shape)}"
-        raise ValueError(f"input_ids must be int64 or int32 (B, T), not {found}")
-    if attention_mask is not None and attention_mask.shape != input_ids.shape:
-        shapes = f"{tuple(attention_mask.shape)} and {tuple(input_ids.shape)}"
-        raise ValueError(f"attention_mask and input_ids differ in shape: {shapes}")
-    check_mask(attention_mask)
+    check_inputs(input_ids, attention_mask, None, past=0)
     grids = torch.empty(0, 3, dtype=torch.long) if grids is None else grids
     check_grids(grids, merge_size)
     real = torch.ones_like(input_ids) if attention_mask is None else attention_mask
@@ -240,17 +229,12 @@ class QwenVisionConfig:
     rope_theta: float = 10000.0
 
     def __post_init__(self) -> None:
-        for name, value in vars(self).items():
-            if name not in ("hidden_act", "rope_theta") and (type(value) is not int or value < 1):
-                raise ValueError(f"{name} must be a positive integer, not {value!r}")
+        counts = dict.fromkeys(vars(self), whole(1))
+        check_values(self, counts | {"rope_theta": POSITIVE, "hidden_act": TEXT})
+        check_one_of("hidden_act", self.hidden_act, list(ACTIVATIONS))
         if self.embed_dim % (4 * self.num_heads):
             sizes = f"embed_dim={self.embed_dim}, num_heads={self.num_heads}"
             raise ValueError(f"heads must have a multiple of 4 numbers: {sizes}")
-        if self.hidden_act not in ACTIVATIONS:
-            known = ", ".join(ACTIVATIONS)
-            raise ValueError(f"unknown activation {self.hidden_act!r}; known are {known}")
-        if type(self.rope_theta) not in (int, float) or not self.rope_theta > 0:
-            raise ValueError(f"rope_theta must be positive, not {self.rope_theta!r}")
 
     @property
     def patch_numbers(self) -> int:
@@ -369,9 +353,11 @@ class QwenVLConfig:
     def __post_init__(self) -> None:
         if self.text.model_type != "qwen2":
             raise ValueError(f"text must be of the family qwen2, not {self.text.model_type}")
+        marks = dict.fromkeys(("vision_start_token_id", "vision_end_token_id"), whole())
+        check_values(self, {**marks, "mrope_section": list_of(whole())})
         object.__setattr__(self, "mrope_section", tuple(self.mrope_section))
         pairs, found = self.text.head_dim // 2, self.mrope_section
-        if len(found) != 3 or any(type(n) is not int or n < 0 for n in found):
+        if len(found) != 3:
             raise ValueError(f"mrope_section must be three whole numbers, not {found}")
         if sum(found) != pairs:
             raise ValueError(f"mrope_section {found} has {sum(found)} pairs, a head has {pairs}")
@@ -383,12 +369,14 @@ class QwenVLConfig:
                 raise ValueError(f"{name}={i!r}, but ids are 0 to {self.text.vocab_size - 1}")
 
 
-class QwenVL(nn.Module):
+class QwenVL(SavedModel):
     """A language model that reads pictures in its stream of tokens.
 
     Weights are drawn with `seed`, as `CausalLM` draws its own.
     Source: Wang et al. 2024, Qwen2-VL.
     """
+
+    files = "qwen_vl.LAYOUT"
 
     def __init__(self, config: QwenVLConfig, *, seed: int = 0) -> None:
         super().__init__()
@@ -489,25 +477,6 @@ class QwenVL(nn.Module):
             attention_mask=attention_mask,
             **options,
         )
-
-    def num_parameters(
-        self, *, only_trainable: bool = False, exclude_embeddings: bool = False
-    ) -> int:
-        """Numbers in the weights, frozen ones included; see `minillm.counting`."""
-        return count_parameters(self, only_trainable, exclude_embeddings)
-
-    @classmethod
-    def from_pretrained(cls, name: str | os.PathLike[str], **options: Any) -> "QwenVL":
-        """The model of a checkpoint; see `minillm.pretrained.qwen_vl`."""
-        from minillm.pretrained.qwen_vl import load
-
-        return load(name, **options)
-
-    def save_pretrained(self, folder: str | os.PathLike[str]) -> None:
-        """Write files that transformers reads; see `minillm.pretrained.qwen_vl`."""
-        from minillm.pretrained.qwen_vl import save
-
-        save(self, folder)
 
 
 class Prompt:

@@ -5,7 +5,6 @@ do; `minillm.pretrained.seq2seq` reads and writes their files.
 """
 
 import math
-import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -15,28 +14,27 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from minillm.cache.base import KVCache, make_cache
-from minillm.checks import check_mask, check_prompt
-from minillm.counting import count_parameters
+from minillm.checks import (
+    NOT_NEGATIVE,
+    NULL,
+    SHARE,
+    SWITCH,
+    any_of,
+    check_mask,
+    check_one_of,
+    check_prompt,
+    check_values,
+    whole,
+)
 from minillm.device import product_dtype
 from minillm.generation.decoding import generate
 from minillm.generation.sampling import GREEDY, end_ids
+from minillm.models.saved import SavedModel
 from minillm.modes import EvalMode
 from minillm.nn.attention import build_mask
 from minillm.nn.cross import CrossAttention
 from minillm.nn.layers import ACTIVATIONS, LayerNorm
 from minillm.nn.multihead import MultiHeadAttention, SupportsUpdate
-
-__all__ = [
-    "DecoderLayer",
-    "EncodedSource",
-    "EncoderDecoder",
-    "EncoderLayer",
-    "Prompt",
-    "Seq2SeqConfig",
-    "Stack",
-    "shift_right",
-    "sinusoids",
-]
 
 
 @dataclass(frozen=True)
@@ -83,29 +81,14 @@ class Seq2SeqConfig:
     forced_eos_token_id: int | Sequence[int] | None = None
 
     def __post_init__(self) -> None:
-        if self.model_type not in ("bart", "marian"):
-            raise ValueError(f"unknown model_type {self.model_type!r}; known are bart, marian")
-        for name in _SIZES:
-            size = getattr(self, name)
-            if name == "decoder_vocab_size" and size is None:
-                continue
-            if type(size) is not int or size < 1:
-                raise ValueError(f"{name} must be a positive integer, not {size!r}")
+        check_one_of("model_type", self.model_type, ("bart", "marian"))
+        check_one_of("activation_function", self.activation_function, list(ACTIVATIONS))
+        check_values(self, _KINDS)
         d_model = self.d_model
         for side in ("encoder", "decoder"):
             heads = getattr(self, f"{side}_attention_heads")
             if d_model % heads:
                 raise ValueError(f"{side}_attention_heads={heads} do not divide {d_model=}")
-        if self.activation_function not in ACTIVATIONS:
-            known = ", ".join(ACTIVATIONS)
-            raise ValueError(f"unknown activation {self.activation_function!r}; known are {known}")
-        for name in ("dropout", "attention_dropout", "activation_dropout"):
-            share = getattr(self, name)
-            if not isinstance(share, int | float) or not 0.0 <= share < 1.0:
-                raise ValueError(f"{name} must lie in [0, 1), not {share!r}")
-        std = self.init_std
-        if not isinstance(std, int | float) or not 0.0 <= std < math.inf:
-            raise ValueError(f"init_std must be a number, not negative, and not {std!r}")
         if not self.share_encoder_decoder_embeddings and self.model_type == "bart":
             raise ValueError("share_encoder_decoder_embeddings=False is Marian's; bart has one")
         for name in ("eos_token_id", "forced_eos_token_id"):  # JSON has lists
@@ -143,7 +126,15 @@ class Seq2SeqConfig:
 _SIZES = """
     vocab_size decoder_vocab_size max_position_embeddings d_model encoder_layers
     encoder_attention_heads encoder_ffn_dim decoder_layers decoder_attention_heads decoder_ffn_dim
-""".split()
+"""
+_KINDS = {
+    **dict.fromkeys(_SIZES.split(), whole(1)),
+    **dict.fromkeys(("dropout", "attention_dropout", "activation_dropout"), SHARE),
+    **dict.fromkeys(("scale_embedding", "tie_word_embeddings"), SWITCH),
+    "share_encoder_decoder_embeddings": SWITCH,
+    "init_std": NOT_NEGATIVE,
+    "bos_token_id": any_of(whole(), NULL),
+}
 
 
 class EncoderLayer(nn.Module):
@@ -308,12 +299,14 @@ def shift_right(labels: Tensor, config: Seq2SeqConfig) -> Tensor:
     return shifted.masked_fill(shifted == -100, pad)
 
 
-class EncoderDecoder(nn.Module):
+class EncoderDecoder(SavedModel):
     """An encoder that reads the source, a decoder that writes the target and looks at both.
 
     Weights are drawn with `seed`: normal with `init_std`, biases zero.
     Source: Vaswani et al. 2017; Lewis et al. 2019 (BART); Junczys-Dowmunt et al. 2018 (Marian).
     """
+
+    files = "seq2seq.LAYOUT"
 
     def __init__(self, config: Seq2SeqConfig, *, seed: int = 0) -> None:
         super().__init__()
@@ -518,25 +511,6 @@ class EncoderDecoder(nn.Module):
             attention_mask=decoder_attention_mask,
             **options,
         )
-
-    def num_parameters(
-        self, *, only_trainable: bool = False, exclude_embeddings: bool = False
-    ) -> int:
-        """Numbers in the weights, frozen ones included; see `minillm.counting`."""
-        return count_parameters(self, only_trainable, exclude_embeddings)
-
-    @classmethod
-    def from_pretrained(cls, name: str | os.PathLike[str], **options: Any) -> "EncoderDecoder":
-        """The model of a BART or Marian checkpoint; see `minillm.pretrained.seq2seq`."""
-        from minillm.pretrained.seq2seq import load
-
-        return load(name, **options)
-
-    def save_pretrained(self, folder: str | os.PathLike[str]) -> None:
-        """Write files that transformers reads; see `minillm.pretrained.seq2seq`."""
-        from minillm.pretrained.seq2seq import save
-
-        save(self, folder)
 
 
 class Prompt:

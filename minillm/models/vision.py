@@ -6,13 +6,11 @@ vision tower) and CLIP (its vision tower) do; `minillm.pretrained.vision` reads 
 
 # Built from notebooks/beyond/16_pictures.ipynb: edit there, then make build.
 
-import os
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 
 from minillm.checks import check_input
+from minillm.models.saved import SavedModel
 from minillm.models.vision_parts import (
     POOLER_ACTIVATIONS,
     AttentionPool,
@@ -67,12 +65,14 @@ class VisionLayer(nn.Module):
         return x + self.mlp(self.layer_norm2(x))
 
 
-class VisionTransformer(nn.Module):
+class VisionTransformer(SavedModel):
     """Pictures to vectors, one a patch.
 
     Weights are drawn with `seed`: normal with `initializer_range`, biases zero.
     Source: Dosovitskiy et al. 2020 (ViT); Radford et al. 2021 (CLIP); Zhai et al. 2023 (SigLIP).
     """
+
+    files = "vision.TOWER"
 
     def __init__(self, config: VisionConfig, *, seed: int = 0) -> None:
         super().__init__()
@@ -149,16 +149,3 @@ class VisionTransformer(nn.Module):
         if self.config.model_type == "vit":
             return POOLER_ACTIVATIONS[self.config.pooler_act](self.head(features[:, 0]))
         return self.head(features)
-
-    @classmethod
-    def from_pretrained(cls, name: str | os.PathLike[str], **options: Any) -> "VisionTransformer":
-        """The picture tower of a checkpoint; see `minillm.pretrained.vision.load`."""
-        from minillm.pretrained.vision import load
-
-        return load(name, **options)
-
-    def save_pretrained(self, folder: str | os.PathLike[str]) -> None:
-        """Write a checkpoint that transformers reads, too; see `minillm.pretrained.vision`."""
-        from minillm.pretrained.vision import save
-
-        save(self, folder)

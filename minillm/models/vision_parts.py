@@ -3,24 +3,33 @@
 Written by hand; beyond/16_pictures shows it.
 """
 
-import math
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
+from minillm.checks import NOT_NEGATIVE, SWITCH, Kind, check_one_of, check_values, whole
 from minillm.nn.attention import attention
 from minillm.nn.layers import ACTIVATIONS, MLP, LayerNorm
 from minillm.nn.multihead import MultiHeadAttention, merge_heads, split_heads
 
-__all__ = ["POOLER_ACTIVATIONS", "AttentionPool", "VisionConfig", "check_floats", "check_pixels"]
-
 POOLER_ACTIVATIONS = {**ACTIVATIONS, "tanh": torch.tanh}
 
-_SIZES = """
-    num_channels hidden_size intermediate_size num_hidden_layers num_attention_heads
-    pooler_output_size
-""".split()
+
+def _are_sides(x: object) -> bool:
+    sides = x if isinstance(x, tuple) and len(x) == 2 else (x,)
+    return all(type(n) is int and n > 0 for n in sides)
+
+
+_SIDES: Kind = "a positive integer or two", _are_sides
+_KINDS = {
+    **dict.fromkeys(("image_size", "patch_size"), _SIDES),
+    **dict.fromkeys(("num_channels", "hidden_size", "intermediate_size"), whole(1)),
+    **dict.fromkeys(("num_hidden_layers", "num_attention_heads"), whole(1)),
+    "pooler_output_size": whole(1),
+    **dict.fromkeys(("qkv_bias", "vision_use_head"), SWITCH),
+    **dict.fromkeys(("initializer_range", "layer_norm_eps"), NOT_NEGATIVE),
+}
 
 
 def check_floats(name: str, x: Tensor) -> None:
@@ -65,38 +74,20 @@ class VisionConfig:
 
     def __post_init__(self) -> None:
         kinds = ("vit", "siglip_vision_model", "clip_vision_model")
-        if self.model_type not in kinds:
-            raise ValueError(
-                f"unknown model_type {self.model_type!r}; known are {', '.join(kinds)}"
-            )
+        check_one_of("model_type", self.model_type, kinds)
         for name in ("image_size", "patch_size"):  # JSON has lists
             given = getattr(self, name)
             object.__setattr__(self, name, tuple(given) if isinstance(given, list) else given)
-        for name in ("image_size", "patch_size", *_SIZES):
-            given = getattr(self, name)
-            if name == "pooler_output_size" and given is None:
-                continue
-            pair = name in ("image_size", "patch_size") and isinstance(given, tuple)
-            numbers = given if pair else (given,)
-            if len(numbers) != (2 if pair else 1) or any(
-                type(n) is not int or n < 1 for n in numbers
-            ):
-                raise ValueError(f"{name} must be a positive integer, not {given!r}")
+        check_values(self, _KINDS)
         if any(size < patch for size, patch in zip(self.size, self.patch, strict=True)):
             raise ValueError(f"no patch of {self.patch_size} in a picture of {self.image_size}")
         if self.hidden_size % self.num_attention_heads and self.model_type != "vit":
             heads = self.num_attention_heads
             raise ValueError(f"num_attention_heads={heads} do not divide {self.hidden_size=}")
-        for name in (self.hidden_act, self.pooler_act):
-            if name not in POOLER_ACTIVATIONS:
-                known = ", ".join(ACTIVATIONS)
-                raise ValueError(f"unknown activation {name!r}; known are {known}")
+        for name in ("hidden_act", "pooler_act"):
+            check_one_of(name, getattr(self, name), list(POOLER_ACTIVATIONS))
         if not self.qkv_bias and self.model_type != "vit":
             raise ValueError("qkv_bias=False is ViT's; the others have biases")
-        for name in ("initializer_range", "layer_norm_eps"):
-            given = getattr(self, name)
-            if not isinstance(given, int | float) or not 0.0 <= given < math.inf:
-                raise ValueError(f"{name} must be a number, not negative, and not {given!r}")
 
     @property
     def size(self) -> tuple[int, int]:

@@ -10,8 +10,6 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-__all__ = ["GroupedLinear", "every_expert", "grouped_linear"]
-
 
 class GroupedLinear(torch.autograd.Function):
     """Each group of rows times the transpose of its own matrix; the first `counts[0]` rows are one.

@@ -4,18 +4,13 @@ Written by hand; beyond/12_state shows it.
 """
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-__all__ = [
-    "StateSizes",
-    "at_least_float32",
-    "check_heads",
-    "draw_first_values",
-]
+from minillm.checks import SWITCH, check_values, whole
 
 
 @dataclass(frozen=True)
@@ -42,19 +37,18 @@ class StateSizes:
     residual_in_fp32: bool = False  # what a 16-bit model adds its layers up in
 
     def __post_init__(self) -> None:
-        for f in fields(self):
-            value = getattr(self, f.name)
-            if f.type is bool:
-                if not isinstance(value, bool):
-                    raise ValueError(f"{f.name} must be True or False, not {value!r}")
-            elif f.name == "time_step_limit" or (value is None and f.default is None):
-                continue
-            elif type(value) is not int or not 0 < value < 2**31:
-                raise ValueError(f"{f.name} must be a positive integer, not {value!r}")
+        check_values(self, _KINDS)
         low, high = _limits(self.time_step_limit)
         object.__setattr__(self, "time_step_limit", (low, high))
         if self.num_heads is not None and self.num_heads % self.n_groups:
             raise ValueError(f"num_heads {self.num_heads} do not share n_groups {self.n_groups}")
+
+
+_KINDS = {
+    **dict.fromkeys(("state_size", "num_heads", "n_groups", "chunk_size"), whole(1)),
+    **dict.fromkeys(("conv_kernel", "expand", "time_step_rank"), whole(1)),
+    **dict.fromkeys(("use_bias", "use_conv_bias", "residual_in_fp32"), SWITCH),
+}
 
 
 def _limits(given: Any) -> tuple[float, float]:

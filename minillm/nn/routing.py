@@ -6,8 +6,6 @@ Written by hand; beyond/11_experts shows it.
 import torch
 from torch import Tensor
 
-__all__ = ["check_experts", "check_router_logits", "flat_mask", "without_worst_groups"]
-
 
 def check_experts(
     num_experts: int, num_experts_per_tok: int, n_group: int = 1, topk_group: int = 1

@@ -17,8 +17,6 @@ from minillm.nn.layers import ACTIVATIONS
 from minillm.nn.mamba import causal_conv
 from minillm.nn.mamba_parts import StateSizes, at_least_float32, draw_first_values
 
-__all__ = ["MambaMixer", "selective_scan"]
-
 
 def selective_scan(
     x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, *, state: Tensor | None = None

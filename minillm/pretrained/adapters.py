@@ -22,8 +22,6 @@ from minillm.nn.adapters import adapted_layers, insert_adapters, linear_layers, 
 from minillm.pretrained.folder import tensors_of
 from minillm.pretrained.weights import join_qkv, layer_name, split_qkv
 
-__all__ = ["load_adapter", "save_adapter"]
-
 _PREFIX = "base_model.model."  # before every name in peft's files
 
 _CONFIG, _WEIGHTS = "adapter_config.json", "adapter_model.safetensors"

@@ -13,8 +13,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 
-__all__ = ["check_unchanged", "same_class"]
-
 # What changes no score in evaluation: modes, dropout (of our layers and torch's), a warning that
 # was given, and which of two equal forms is computed.
 _IGNORED_ATTRIBUTES = {"training", "dropout", "p", "max_length", "absorb"}

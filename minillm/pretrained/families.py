@@ -11,20 +11,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, fields, is_dataclass
 from typing import Any
 
-from minillm.checks import (
-    SWITCH,
-    TABLE,
-    TEXT,
-    Kind,
-    any_of,
-    check_kind,
-    list_of,
-    whole,
-)
+from minillm.checks import SWITCH, TABLE, TEXT, Kind, any_of, check_kind, list_of, whole
 from minillm.config import ModelConfig
 from minillm.family import SCALING, Family, family_of
-
-__all__ = ["read_config", "write_config"]
 
 # Keys that change what a model computes: the values that we compute, and what others mean.
 _SUPPORTED = {
@@ -78,38 +67,29 @@ def check_value(key: str, value: Any) -> None:
 
 # Keys without effect on the logits of a finished model.
 _SILENT = {
-    *("_name_or_path", "architectures", "auto_map", "dtype", "torch_dtype"),
-    "transformers_version",
-    *(
-        "use_cache",
-        "pretraining_tp",
-        "task_specific_params",
-        "gradient_checkpointing",
-        "return_dict",
-    ),
-    *("resid_pdrop", "embd_pdrop", "hidden_dropout", "reorder_and_upcast_attn", "n_ctx"),
-    *("qk_head_dim", "summary_activation"),
+    *"_name_or_path architectures auto_map dtype torch_dtype transformers_version".split(),
+    *"use_cache pretraining_tp task_specific_params gradient_checkpointing return_dict".split(),
+    *"resid_pdrop embd_pdrop hidden_dropout reorder_and_upcast_attn n_ctx qk_head_dim".split(),
+    *"summary_activation summary_type summary_use_proj summary_proj_to_labels".split(),
+    *"summary_first_dropout apply_residual_connection_post_layernorm output_past".split(),
+    *"num_nextn_predict_layers output_router_logits router_jitter_noise ep_size".split(),
+    *"aux_loss_alpha seq_aux num_mtp_layers rope_parameters model_max_length".split(),
     # how layers with a state begin, and by which of several equal ways they are computed
-    *("time_step_min", "time_step_max", "time_step_floor", "time_step_scale"),
-    *("time_step_init_scheme", "rescale_prenorm_residual", "use_mambapy"),
-    *("use_associative_scan", "num_logits_to_keep", "z_loss_coefficient"),
-    *("summary_type", "summary_use_proj", "summary_proj_to_labels"),
-    *("summary_first_dropout", "apply_residual_connection_post_layernorm", "output_past"),
-    *("num_nextn_predict_layers", "output_router_logits", "router_jitter_noise"),
-    *("ep_size", "aux_loss_alpha", "seq_aux"),
-    *("num_mtp_layers", "rope_parameters", "model_max_length"),
+    *"time_step_min time_step_max time_step_floor time_step_scale time_step_init_scheme".split(),
+    *"rescale_prenorm_residual use_mambapy use_associative_scan num_logits_to_keep".split(),
+    "z_loss_coefficient",
     # who made the file and with what; the ids of further tokens
-    *("_model_name_or_path", "_commit_hash", "_attn_implementation", "_num_labels"),
-    *("is_llama_config", "is_decoder", "tokenizer_class", "transformers.js_config"),
-    *("unsloth_version", "unsloth_fixed", "hidden_activation", "chunk_size_feed_forward"),
-    *("unk_token_id", "sep_token_id", "cls_token_id", "mask_token_id", "decoder_start_token_id"),
+    *"_model_name_or_path _commit_hash _attn_implementation _num_labels is_llama_config".split(),
+    *"is_decoder tokenizer_class transformers.js_config unsloth_version unsloth_fixed".split(),
+    *"hidden_activation chunk_size_feed_forward unk_token_id sep_token_id cls_token_id".split(),
+    *"mask_token_id decoder_start_token_id".split(),
     # what a call returns, what another task would name its classes
-    *("output_hidden_states", "output_attentions", "return_dict_in_generate", "torchscript"),
-    *("id2label", "label2id", "problem_type", "finetuning_task", "classifier_dropout"),
+    *"output_hidden_states output_attentions return_dict_in_generate torchscript".split(),
+    *"id2label label2id problem_type finetuning_task classifier_dropout".split(),
     # older files say here how to generate; we read of generation_config.json the end tokens only
-    *("do_sample", "temperature", "top_k", "top_p", "typical_p", "repetition_penalty"),
-    *("max_length", "min_length", "num_beams", "num_return_sequences", "length_penalty"),
-    *("no_repeat_ngram_size", "early_stopping", "max_new_tokens"),
+    *"do_sample temperature top_k top_p typical_p repetition_penalty max_length min_length".split(),
+    *"num_beams num_return_sequences length_penalty no_repeat_ngram_size".split(),
+    *"early_stopping max_new_tokens".split(),
 }
 
 

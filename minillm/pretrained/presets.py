@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["PRESETS", "keys_of"]
-
 _MLA = {
     "q_lora_rank": 1536,
     "kv_lora_rank": 512,

@@ -5,7 +5,6 @@ Used by `QwenVL`, shown in notebooks/deeper/16_real_readers.ipynb; written by ha
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, fields
@@ -14,23 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from minillm.checks import check_fields
 from minillm.config import ModelConfig
 from minillm.models.qwen_vl import QwenVisionConfig, QwenVL, QwenVLConfig
 from minillm.pretrained.families import ACTIVATION_NAMES
-from minillm.pretrained.folder import (
-    Layout,
-    local_place,
-    read_dtype,
-    read_folder,
-    table,
-    with_ends,
-    write_folder,
-)
+from minillm.pretrained.folder import Layout, table, with_ends
 from minillm.pretrained.load import check_savable
 from minillm.pretrained.weights import check_apart, read_weights, write_weights
-
-__all__ = ["load", "read_config", "save"]
 
 _KIND = "qwen2_vl"
 
@@ -87,7 +75,6 @@ def read_config(
     tokens = {key: data[key] for key in _TOKENS if data.get(key) is not None}
     if section is not None:
         tokens["mrope_section"] = section
-    check_fields(QwenVLConfig, tokens)
     language = ModelConfig.from_dict(with_ends(text, generation))
     return QwenVLConfig(language, _read_vision(table(data, "vision_config")), **tokens)
 
@@ -108,7 +95,6 @@ def _read_vision(data: Mapping[str, Any]) -> QwenVisionConfig:
     if strange := sorted(found.keys() - known - {*_SILENT}):
         raise ValueError(f"vision_config holds what is not computed: {', '.join(strange)}")
     sizes = {k: v for k, v in found.items() if k in known}
-    check_fields(QwenVisionConfig, sizes)
     return QwenVisionConfig(**sizes)
 
 
@@ -218,20 +204,3 @@ LAYOUT = Layout(
     first="language.model.embed_tokens.weight",
     file_name=_file_name,
 )
-
-
-def load(
-    name: str | os.PathLike[str],
-    *,
-    dtype: torch.dtype | str | None = None,
-    device: torch.device | str | None = None,
-    revision: str | None = None,
-) -> QwenVL:
-    """The model of a folder or of a repository; see `minillm.pretrained.folder.read_folder`."""
-    wanted = read_dtype(dtype)
-    return read_folder(LAYOUT, local_place(name, revision), dtype=wanted, device=device)
-
-
-def save(model: QwenVL, folder: str | os.PathLike[str]) -> None:
-    """Write files that transformers reads; see `minillm.pretrained.folder.write_folder`."""
-    write_folder(LAYOUT, model, folder)

@@ -5,7 +5,6 @@ Used by `EncoderDecoder`, shown in notebooks/beyond/15_two_sequences.ipynb; writ
 
 from __future__ import annotations
 
-import os
 import warnings
 from collections.abc import Mapping
 from dataclasses import asdict, fields
@@ -14,13 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from minillm.checks import check_fields, quoted
+from minillm.checks import quoted
 from minillm.models.seq2seq import EncoderDecoder, Seq2SeqConfig, sinusoids
 from minillm.pretrained.families import ACTIVATION_NAMES
-from minillm.pretrained.folder import Layout, local_place, read_dtype, read_folder, write_folder
+from minillm.pretrained.folder import Layout, check_computed
 from minillm.pretrained.weights import check_apart
-
-__all__ = ["load", "read_config", "save"]
 
 _ARCHITECTURES = {"bart": "BartForConditionalGeneration", "marian": "MarianMTModel"}
 
@@ -80,16 +77,9 @@ def read_config(
     if not isinstance(kind, str) or kind not in _DEFAULTS:
         known = ", ".join(_DEFAULTS)
         raise ValueError(f"unknown model_type {quoted(kind)} of an encoder and a decoder: {known}")
-    for key, allowed in _SUPPORTED.items():
-        if data.get(key) is not None and data[key] not in allowed:
-            raise ValueError(f"{key}={data[key]!r} of a {kind} config is not computed")
     learned = kind == "bart"
-    for key, ours in (
-        ("normalize_embedding", learned),
-        ("static_position_embeddings", not learned),
-    ):
-        if data.get(key) is not None and data[key] != ours:
-            raise ValueError(f"{key}={data[key]!r} of a {kind} config is not computed")
+    switches = {"normalize_embedding": (learned,), "static_position_embeddings": (not learned,)}
+    check_computed(data, {**_SUPPORTED, **switches}, kind)
     asked = {**data, **(generation or {})}
     asks = {key: asked[key] for key in _SEARCH if asked.get(key) not in (None, _SEARCH[key])}
     if asks:
@@ -100,11 +90,11 @@ def read_config(
         found |= {name: generation.get(name) for name in _FORCED}
         found |= {k: v for k, v in generation.items() if k in _ENDS and v is not None}
     keys = {f.name: found[f.name] for f in fields(Seq2SeqConfig) if f.name in found}
-    check_fields(Seq2SeqConfig, keys)
-    if keys.get("max_position_embeddings", 0) > _MOST_POSITIONS:
-        message = f"max_position_embeddings={keys['max_position_embeddings']:,}"
-        raise ValueError(f"{message} of a {kind} config is not computed: {_MOST_POSITIONS:,}")
-    return Seq2SeqConfig(**keys)
+    config = Seq2SeqConfig(**keys)
+    if (positions := config.max_position_embeddings) > _MOST_POSITIONS:
+        message = f"max_position_embeddings={positions:,} of a {kind} config is not computed"
+        raise ValueError(f"{message}: {_MOST_POSITIONS:,}")
+    return config
 
 
 def _file_name(name: str, config: Seq2SeqConfig) -> str:
@@ -188,20 +178,3 @@ LAYOUT = Layout(
     first="encoder.embed_tokens.weight",
     file_name=_file_name,
 )
-
-
-def load(
-    name: str | os.PathLike[str],
-    *,
-    dtype: torch.dtype | str | None = None,
-    device: torch.device | str | None = None,
-    revision: str | None = None,
-) -> EncoderDecoder:
-    """The model of a folder or of a repository; see `minillm.pretrained.folder.read_folder`."""
-    wanted = read_dtype(dtype)
-    return read_folder(LAYOUT, local_place(name, revision), dtype=wanted, device=device)
-
-
-def save(model: EncoderDecoder, folder: str | os.PathLike[str]) -> None:
-    """Write files that transformers reads; see `minillm.pretrained.folder.write_folder`."""
-    write_folder(LAYOUT, model, folder)

@@ -6,7 +6,6 @@ by hand.
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, fields, replace
@@ -15,25 +14,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from minillm.checks import check_fields, quoted
+from minillm.checks import quoted
 from minillm.config import ModelConfig
 from minillm.models.picture_parts import PictureConfig
 from minillm.models.pictures import PictureLM
 from minillm.models.vision import VisionTransformer
 from minillm.models.vision_parts import VisionConfig
 from minillm.pretrained.families import ACTIVATION_NAMES
-from minillm.pretrained.folder import (
-    Layout,
-    local_place,
-    read_dtype,
-    read_folder,
-    table,
-    with_ends,
-    write_folder,
-)
+from minillm.pretrained.folder import Layout, check_computed, table, with_ends
 from minillm.pretrained.weights import check_apart, read_weights, write_weights
-
-__all__ = ["load", "load_llava", "read_config", "read_llava_config", "save", "save_llava"]
 
 _ARCHITECTURES = {
     "vit": "ViTModel",
@@ -119,10 +108,9 @@ def read_config(
     if not isinstance(kind, str) or kind not in _DEFAULTS:
         known = ", ".join([*_DEFAULTS, *_WHOLE])
         raise ValueError(f"unknown model_type {quoted(kind)} of a picture tower; known are {known}")
-    _check_switches(data, kind)
+    check_computed(data, _SUPPORTED, kind)
     found = {**_DEFAULTS[kind], **{k: v for k, v in data.items() if v is not None}}
     keys = {f.name: found[f.name] for f in fields(VisionConfig) if f.name in found}
-    check_fields(VisionConfig, keys)
     config = VisionConfig(**keys)
     head_dim = config.hidden_size // config.num_attention_heads
     if found.get("head_dim", head_dim) != head_dim:
@@ -139,7 +127,7 @@ def read_llava_config(
     """
     if data.get("model_type") != "llava":
         raise ValueError(f"unknown model_type {data.get('model_type')!r}; known is llava")
-    _check_switches(data, "llava")
+    check_computed(data, _SUPPORTED, "llava")
     text = {"model_type": "llama", **table(data, "text_config")}
     if text["model_type"] == "llama":
         theta = {} if "rope_parameters" in text else {"rope_theta": _TEXT["rope_theta"]}
@@ -148,7 +136,6 @@ def read_llava_config(
         text["tie_word_embeddings"] = data["tie_word_embeddings"]
     known = {f.name for f in fields(PictureConfig)} - {"vision_config", "text_config"}
     given = {k: v for k, v in data.items() if k in known and v is not None}
-    check_fields(PictureConfig, given)
     vision = {"model_type": "clip_vision_model", **table(data, "vision_config")}
     return PictureConfig(
         read_config(vision), ModelConfig.from_dict(with_ends(text, generation)), **given
@@ -162,12 +149,6 @@ def _complete(config: VisionConfig, names: Collection[str]) -> VisionConfig:
     return replace(
         config, vision_use_head=any(name.endswith("pooler.dense.weight") for name in names)
     )
-
-
-def _check_switches(data: Mapping[str, Any], kind: str) -> None:
-    for key, allowed in _SUPPORTED.items():
-        if data.get(key) is not None and data[key] not in allowed:
-            raise ValueError(f"{key}={data[key]!r:.60} of a {kind} config is not computed")
 
 
 def _rename(name: str, pairs: Iterable[tuple[str, str]]) -> str:
@@ -334,37 +315,3 @@ LLAVA = Layout(
         config, vision_config=_complete(config.vision_config, names)
     ),
 )
-
-
-def load(
-    name: str | os.PathLike[str],
-    *,
-    dtype: torch.dtype | str | None = None,
-    device: torch.device | str | None = None,
-    revision: str | None = None,
-) -> VisionTransformer:
-    """The tower of a folder or of a repository; see `minillm.pretrained.folder.read_folder`."""
-    wanted = read_dtype(dtype)
-    return read_folder(TOWER, local_place(name, revision), dtype=wanted, device=device)
-
-
-def load_llava(
-    name: str | os.PathLike[str],
-    *,
-    dtype: torch.dtype | str | None = None,
-    device: torch.device | str | None = None,
-    revision: str | None = None,
-) -> PictureLM:
-    """The LLaVA of a folder or of a repository; see `minillm.pretrained.folder.read_folder`."""
-    wanted = read_dtype(dtype)
-    return read_folder(LLAVA, local_place(name, revision), dtype=wanted, device=device)
-
-
-def save(model: VisionTransformer, folder: str | os.PathLike[str]) -> None:
-    """Write files that transformers reads; see `minillm.pretrained.folder.write_folder`."""
-    write_folder(TOWER, model, folder)
-
-
-def save_llava(model: PictureLM, folder: str | os.PathLike[str]) -> None:
-    """Write files that transformers reads; see `minillm.pretrained.folder.write_folder`."""
-    write_folder(LLAVA, model, folder)

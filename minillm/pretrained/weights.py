@@ -15,8 +15,6 @@ from torch import Tensor
 
 from minillm.config import ModelConfig
 
-__all__ = ["check_apart", "join_qkv", "layer_name", "read_weights", "split_qkv", "write_weights"]
-
 # What a weight may be written in. Of 8 bits nobody knows what they are to be multiplied with.
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 

@@ -19,8 +19,6 @@ from minillm.stories.grammar import Chain, Choice, Draw, Node, Table
 from minillm.stories.language import StoryLanguage
 from minillm.training.documents import DocumentBatches, StoryDocuments
 
-__all__ = ["DeckDocuments", "ExactBatches"]
-
 DECKS = ("names", "animals", "colors", "things")  # a story draws twice or more from each
 
 

@@ -17,8 +17,6 @@ from minillm import fence
 from minillm.checks import quoted
 from minillm.fence_worker import BEGIN, END
 
-__all__ = ["render_answers", "render_chat"]
-
 _MARK = re.compile(r"\{%[-+]?\s*generation\s*[-+]?%\}")
 
 

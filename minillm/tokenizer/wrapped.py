@@ -32,8 +32,6 @@ if TYPE_CHECKING:
 
     from minillm.tokenizer.bpe import Allowed
 
-__all__ = ["WrappedTokenizer", "load_tokenizer"]
-
 _BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 
 

@@ -13,8 +13,6 @@ from torch import Tensor, nn
 
 from minillm.nn.moe import TopKRouter, expert_load, load_balancing_loss, update_bias
 
-__all__ = ["RouterBalance"]
-
 
 class RouterBalance:
     """Keeps the experts of a model in use while it trains: `Trainer(..., balance=...)`.

@@ -18,8 +18,6 @@ from minillm.tokenizer.chat_template import render_answers
 from minillm.training.packing import share_rows
 from minillm.training.sft import Example, token_mask
 
-__all__ = ["ROLES", "ConversationBatches", "conversation_example", "conversation_examples"]
-
 ROLES = ("system", "developer", "user", "assistant", "tool")
 
 
@@ -143,6 +141,13 @@ class ConversationBatches:
             shuffle(rows)
         size = self.settings["batch_size"]
         return [rows[i : i + size] for i in range(0, len(rows), size)]
+
+    def __repr__(self) -> str:
+        size = "{examples} examples, batches of {batch_size} x {context_length}, {layout}"
+        return f"ConversationBatches({size.format(**self.settings)})"
+
+    def __iter__(self) -> "ConversationBatches":
+        return self
 
     def __next__(self) -> tuple[Tensor, Tensor]:
         epoch, place = divmod(self.index, len(self._batches))  # all epochs have as many

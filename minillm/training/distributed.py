@@ -26,8 +26,6 @@ from minillm.device import OneProcess
 from minillm.training import checkpoint
 from minillm.training.checkpoint import CheckpointError
 
-__all__ = ["Processes", "World", "start", "stop", "world"]
-
 
 def save_parts(parts: Path, model: nn.Module, optimizer: Any) -> None:
     """Every process writes its shards."""

@@ -9,8 +9,6 @@ from torch import Tensor
 
 from minillm.checks import count_in, quoted
 
-__all__ = ["PlainBatches"]
-
 Batch = tuple[Tensor, Tensor]
 
 

@@ -13,8 +13,6 @@ from minillm.checks import check_text, check_tokenizer
 from minillm.modes import EvalMode
 from minillm.tokenizer.pretokenizer import well_formed
 
-__all__ = ["evaluate_text", "token_log_probs"]
-
 
 @torch.no_grad()
 def token_log_probs(

@@ -13,8 +13,6 @@ from minillm.checks import check_tokenizer, quoted
 from minillm.training.conversations import conversation_example
 from minillm.training.sft import Example, token_mask
 
-__all__ = ["completion_example", "read_examples"]
-
 
 def completion_example(tokenizer: Any, prompt: str, completion: str) -> Example:
     """A prompt and what shall follow it as ids; only the completion and its end are learned.

@@ -17,8 +17,6 @@ from minillm.model import CausalLM
 from minillm.nn.layers import MLP, GatedMLP
 from minillm.nn.multihead import MultiHeadAttention
 
-__all__ = ["check_tensor_parallel", "parallelize", "shard_like"]
-
 
 def check_tensor_parallel(model: nn.Module, size: int) -> None:
     """Raises: ValueError, with the numbers, if `size` processes cannot share the model's layers.

@@ -1,5 +1,9 @@
 """The graders of 11 accept right answers and say what is wrong with wrong ones."""
 
+import torch
+
+from minillm.exercises import grade
+
 LOSS_AT = {
     "8 experts, 2 chosen, load and probabilities even": 2,
     "16 experts, 1 chosen, load and probabilities even": 1,
@@ -44,6 +48,11 @@ def from_the_middle(bias, load, rate):
     return [b + rate * ((n < middle) - (n > middle)) for b, n in zip(bias, load, strict=True)]
 
 
+def whole_mean(bias, load, rate):
+    mean = sum(load) // len(load)
+    return [b + rate * ((n < mean) - (n > mean)) for b, n in zip(bias, load, strict=True)]
+
+
 def active(c, *, experts=None, matrices=3, router=True, tied=True, head_dim=None):
     H, G, C = c["num_attention_heads"], c["num_key_value_heads"], c["hidden_size"]
     F, L, V = c["intermediate_size"], c["num_hidden_layers"], c["vocab_size"]
@@ -55,6 +64,13 @@ def active(c, *, experts=None, matrices=3, router=True, tied=True, head_dim=None
 
 
 RIGHT = {"11.1": LOSS_AT, "11.2": bias_step, "11.3": active}
+
+
+def in_float32(bias, load, rate):
+    load = torch.tensor(load, dtype=torch.float32)
+    return (torch.tensor(bias) + rate * (load.mean() - load).sign()).tolist()
+
+
 WRONG = [
     ("11.1", {**LOSS_AT, EVEN: 1}, "what do the shares f add up to"),
     ("11.1", {**LOSS_AT, ONE: 1}, "only one term"),
@@ -70,6 +86,7 @@ WRONG = [
     ("11.2", from_the_middle, "not with the middle one"),
     ("11.2", lambda bias, load, rate: list(bias), "expert 0 has no fewer tokens than the mean"),
     ("11.2", lambda bias, load, rate: bias[:-1], "return a list of 3"),
+    ("11.2", whole_mean, "expert 2 has fewer tokens than the mean, 2.5"),
     ("11.3", lambda c: active(c, experts=c["num_local_experts"]), "the whole model"),
     (
         "11.3",
@@ -95,6 +112,16 @@ WRONG = [
         lambda c: active({**c, "num_key_value_heads": c["num_attention_heads"]}),
         "have `num_key_value_heads` heads",
     ),
+    (
+        "11.3",
+        lambda c: active(c) - 2 * c["num_hidden_layers"] * c["hidden_size"],
+        "each layer has two norms",
+    ),
     ("11.3", lambda c: active(c) + 64, "more than take part"),
     ("11.3", lambda c: "12.9 billion", "return a number"),
 ]
+
+
+def test_an_answer_in_float32_is_right():
+    result = grade("11.2", in_float32)
+    assert result.status == "correct", result.message

@@ -1,5 +1,6 @@
 """A decoding step as a program for others, with ONNX and without: against our own."""
 
+import functools
 import subprocess
 import sys
 
@@ -49,12 +50,18 @@ def compare(step, empty, model, prompt, steps=20, atol=1e-6):
         torch.testing.assert_close(ours, theirs, atol=atol, rtol=1e-6)
 
 
+@functools.cache
+def exported(kind, batch_size=2):
+    """A model, its step, and the program of that, which is exported once for all tests."""
+    model = made(kind)
+    sizes = {"max_length": 26, "batch_size": batch_size}
+    return model, DecodingStep(model, **sizes), export_step(model, **sizes)
+
+
 @pytest.mark.parametrize("kind", FAMILIES)
 def test_twenty_steps_of_the_program_are_those_of_generate(kind):
-    model = made(kind)
-    step = DecodingStep(model, max_length=26, batch_size=2)
+    model, step, program = exported(kind)
     compare(step, step.empty(), model, prompts())
-    program = export_step(model, max_length=26, batch_size=2)
     compare(program.module(), step.empty(), model, prompts())
 
 
@@ -76,10 +83,9 @@ def onnx_session(path):
 @pytest.mark.parametrize("kind", FAMILIES)
 def test_twenty_steps_in_onnxruntime_are_those_of_generate(kind, tmp_path):
     pytest.importorskip("onnxscript")
-    model = made(kind)
-    to_onnx(export_step(model, max_length=26, batch_size=2), tmp_path / "step.onnx")
-    empty = DecodingStep(model, max_length=26, batch_size=2).empty()
-    compare(onnx_session(tmp_path / "step.onnx"), empty, model, prompts())
+    model, step, program = exported(kind)
+    to_onnx(program, tmp_path / "step.onnx")
+    compare(onnx_session(tmp_path / "step.onnx"), step.empty(), model, prompts())
 
 
 @pytest.mark.parametrize("opset", [OPSETS[0], OPSETS[-1]])
@@ -87,13 +93,12 @@ def test_the_first_and_the_last_opset_are_written_and_run(opset, tmp_path):
     pytest.importorskip("onnxscript")
     import onnx
 
-    model = made("qwen3")
-    to_onnx(export_step(model, max_length=26), tmp_path / "step.onnx", opset=opset)
+    model, step, program = exported("qwen3", batch_size=1)
+    to_onnx(program, tmp_path / "step.onnx", opset=opset)
     written = onnx.load(tmp_path / "step.onnx")
     assert [(o.domain, o.version) for o in written.opset_import if not o.domain] == [("", opset)]
     onnx.checker.check_model(written)
-    empty = DecodingStep(model, max_length=26).empty()
-    compare(onnx_session(tmp_path / "step.onnx"), empty, model, prompts(rows=1))
+    compare(onnx_session(tmp_path / "step.onnx"), step.empty(), model, prompts(rows=1))
 
 
 @pytest.mark.parametrize("opset", [0, 7, 17, OPSETS[-1] + 1, "20", None])
@@ -134,7 +139,7 @@ def test_the_export_leaves_the_model_as_it_was():
     assert all(p.requires_grad for p in model.parameters())
 
 
-def test_slots_beyond_the_position_are_not_read():
+def test_slots_beyond_the_position_have_weight_zero():
     model = made("llama")
     step = DecodingStep(model, max_length=9)
     noise = tuple(torch.randn(t.shape) * 50 for t in step.empty())

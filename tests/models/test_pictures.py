@@ -390,7 +390,10 @@ def test_a_placeholder_is_never_written():
         ({"image_token_index": -1}, "image_token_index=-1, but"),
         ({"vision_feature_layer": 3}, "vision_feature_layer=3, there are 3 states"),
         ({"vision_feature_layer": [-1, -4]}, "there are 3 states"),
-        ({"vision_feature_select_strategy": "patch"}, "vision_feature_select_strategy='patch'"),
+        (
+            {"vision_feature_select_strategy": "patch"},
+            "vision_feature_select_strategy 'patch' is unknown",
+        ),
     ],
 )
 def test_configs_that_cannot_be(changes, message):
@@ -404,7 +407,7 @@ def test_texts_that_are_not_computed():
         model_type="gpt2", vocab_size=20, hidden_size=16, num_hidden_layers=1,
         num_attention_heads=2, max_position_embeddings=16, intermediate_size=20,
     )  # fmt: skip
-    with pytest.raises(ValueError, match="text of 'gpt2' is not computed; known are llama"):
+    with pytest.raises(ValueError, match="model_type 'gpt2' is unknown: choose one of llama"):
         PictureConfig(vision, text, image_token_index=3)
 
 

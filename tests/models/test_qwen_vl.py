@@ -383,8 +383,8 @@ def test_bad_input_is_refused_before_any_work(plain):
         ((ids, pixels[:, 1:], grids), "(24, 95), the grids [[1, 4, 6]] want (24, 96)"),
         ((ids[0], pixels, grids), "input_ids must be int64 or int32 (B, T), not torch.int64 (13,)"),
         ((ids.float(), pixels, grids), "not torch.float32 (1, 13)"),
-        (([[5, 6]],), "ids and mask must be tensors, not [[5, 6]]"),
-        ((None,), "ids and mask must be tensors, not None"),
+        (([[5, 6]],), "ids, mask and positions must be tensors, not [[5, 6]]"),
+        ((None,), "ids, mask and positions must be tensors, not None"),
         ((ids, pixels, [[1, 4, 6]]), "grids must be a tensor, not [[1, 4, 6]]"),
         ((ids, pixels, grids.bool()), "not torch.bool (1, 3)"),
         ((ids, [[0.5]], grids), "pixels must be a tensor of floats, not list"),
@@ -393,10 +393,10 @@ def test_bad_input_is_refused_before_any_work(plain):
         for call in (model, lambda *a: model.generate(*a, max_new_tokens=1)):
             with pytest.raises(ValueError, match=re.escape(message)):
                 call(*arguments)
-    with pytest.raises(ValueError, match="differ in shape"):
+    with pytest.raises(ValueError, match=r"attention_mask .* should be"):
         model(ids, pixels, grids, attention_mask=mask[:, 1:])
     for call in (model, lambda *a, **k: model.generate(*a, max_new_tokens=1, **k)):
-        with pytest.raises(ValueError, match=r"ids and mask must be tensors, not \[\[1"):
+        with pytest.raises(ValueError, match=r"ids, mask and positions must be tensors, not \[\[1"):
             call(ids, pixels, grids, attention_mask=mask.tolist())
     with pytest.raises(ValueError, match="compile=True"):
         model.generate(ids, pixels, grids, max_new_tokens=1, compile=True)
@@ -431,9 +431,15 @@ def test_bad_input_is_refused_before_any_work(plain):
         (lambda: config_of(vision={"hidden_size": 8}), "8, the language model reads 32"),
         (lambda: config_of(image_token_id=96), "image_token_id=96, but ids are 0 to 95"),
         (lambda: config_of(vision={"num_heads": 3}), "embed_dim=16, num_heads=3"),
-        (lambda: config_of(vision={"depth": 0}), "depth must be a positive integer, not 0"),
-        (lambda: config_of(vision={"hidden_act": "quack"}), "unknown activation 'quack'"),
-        (lambda: config_of(vision={"rope_theta": 0}), "rope_theta must be positive, not 0"),
+        (
+            lambda: config_of(vision={"depth": 0}),
+            "depth must be a whole number from 1 to 2147483647, not 0",
+        ),
+        (
+            lambda: config_of(vision={"hidden_act": "quack"}),
+            "'quack' is unknown: choose one of relu",
+        ),
+        (lambda: config_of(vision={"rope_theta": 0}), "rope_theta must be a number above 0, not 0"),
     ],
 )
 def test_bad_sizes_are_refused(call, message):

@@ -114,7 +114,7 @@ def test_a_new_model_is_drawn_from_its_seed():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: VisionConfig("vit3"), "unknown model_type 'vit3'; known are vit, siglip"),
+        (lambda: VisionConfig("vit3"), "model_type 'vit3' is unknown: choose one of vit, siglip"),
         (
             lambda: VisionConfig(image_size=7, patch_size=8),
             "no patch of 8 in a picture of 7",
@@ -125,13 +125,16 @@ def test_a_new_model_is_drawn_from_its_seed():
         ),
         (
             lambda: VisionConfig(image_size=(24, 20, 3)),
-            "image_size must be a positive integer, not",
+            "image_size must be a positive integer or two, not",
         ),
-        (lambda: VisionConfig(patch_size=0), "patch_size must be a positive integer, not 0"),
-        (lambda: VisionConfig(hidden_size=2.5), "hidden_size must be a positive integer, not 2.5"),
+        (lambda: VisionConfig(patch_size=0), "patch_size must be a positive integer or two, not 0"),
+        (
+            lambda: VisionConfig(hidden_size=2.5),
+            "hidden_size must be a whole number from 1 to 2147483647, not 2.5",
+        ),
         (lambda: VisionConfig("clip_vision_model", num_attention_heads=5), "heads=5 do not divide"),
         (lambda: VisionConfig("clip_vision_model", qkv_bias=False), "qkv_bias=False is ViT's"),
-        (lambda: VisionConfig(hidden_act="swoosh"), "unknown activation 'swoosh'"),
+        (lambda: VisionConfig(hidden_act="swoosh"), "'swoosh' is unknown: choose one of relu"),
         (lambda: VisionConfig(layer_norm_eps=-1), "layer_norm_eps must be a number"),
         (
             lambda: cut_patches(torch.zeros(1, 3, 24, 30), 8),

@@ -462,13 +462,16 @@ def test_the_shipped_adapter_knows_the_four_cards():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"rank": 0}, r"rank 0 for model.layers.0.self_attn.q_proj, a matrix \(16, 16\): from 1"),
-        ({"rank": 17}, r"rank 17 for .*\(16, 16\): from 1 to 16"),
-        ({"rank": 9}, r"rank 9 for model.layers.0.self_attn.k_proj, a matrix \(8, 16\)"),
-        ({"rank": 2.0}, r"rank 2.0"),
-        ({"rank": True}, r"rank True"),
-        ({"alpha": math.nan}, r"alpha must be a finite number, not nan"),
-        ({"alpha": "8"}, r"alpha must be a finite number, not '8'"),
+        (
+            {"rank": 0},
+            r"rank for model.layers.0.self_attn.q_proj, a matrix \(16, 16\), .* 1 to 16, not 0",
+        ),
+        ({"rank": 17}, r"rank for .*\(16, 16\), must be .* from 1 to 16, not 17"),
+        ({"rank": 9}, r"rank for model.layers.0.self_attn.k_proj, a matrix \(8, 16\), .* not 9"),
+        ({"rank": 2.0}, r"rank for .* not 2.0"),
+        ({"rank": True}, r"rank for .* not True"),
+        ({"alpha": math.nan}, r"alpha must be a number .*, not nan"),
+        ({"alpha": "8"}, r"alpha must be a number .*, not '8'"),
         ({"dropout": 1.0}, r"dropout must be .*, not 1.0"),
         ({"targets": ["q_proj", "c_attn"]}, r"no linear layer fits 'c_attn'; there are q_proj"),
         ({"targets": []}, r"no linear layer fits \[\]"),
@@ -611,19 +614,19 @@ def test_settings_that_change_numbers_are_refused_by_name(key, tmp_path):
     [
         ({"peft_type": "LOHA"}, "peft_type is 'LOHA'"),
         ({"r": 3}, r"A and B of model.layers.0.self_attn.q_proj are \(\(2, 16\), \(16, 2\)\)"),
-        ({"r": 99}, r"rank 99 for model.layers"),
-        ({"r": "2"}, r"rank '2'"),
-        ({"lora_alpha": None}, r"alpha must be a finite number, not None"),
+        ({"r": 99}, r"rank for model.layers.* not 99"),
+        ({"r": "2"}, r"rank for .* not '2'"),
+        ({"lora_alpha": None}, r"alpha must be a number .*, not None"),
         (
             {"lora_alpha": 1e308},
-            r"alpha must be a finite number, not 1e\+308: at most 1,000,000 and",
+            r"alpha must be a number from -1,000,000 to 1,000,000, not 1e\+308",
         ),
-        ({"lora_alpha": -1e7}, r"alpha must be .* at least -1,000,000"),
-        ({"lora_alpha": 10**400}, r"alpha must be a finite number, not 10{59}: at most"),
-        ({"lora_alpha": math.inf}, r"alpha must be a finite number, not inf"),
+        ({"lora_alpha": -1e7}, r"alpha must be .* not -10000000"),
+        ({"lora_alpha": 10**400}, r"alpha must be a number .*, not 10{119}"),
+        ({"lora_alpha": math.inf}, r"alpha must be a number .*, not inf"),
         ({"lora_alpha": math.nan}, r"adapter_config\.json is not whole JSON: it holds NaN"),
-        ({"r": math.inf}, r"rank inf for model.layers"),
-        ({"r": 10**400}, r"rank 10{59} for model.layers"),
+        ({"r": math.inf}, r"rank for model.layers.* not inf"),
+        ({"r": 10**400}, r"rank for model.layers.* not 10{119}"),
         ({"lora_dropout": math.inf}, r"dropout must be"),
         ({"lora_dropout": 2}, r"dropout must be"),
         ({"layers_to_transform": "1"}, r"json: layers_to_transform must be numbers .* not '1'"),
@@ -876,7 +879,7 @@ def test_the_adapter_of_an_excluded_layer_is_not_there(tmp_path):
 
 
 def test_the_error_messages_name_layers_as_files_do():
-    with pytest.raises(ValueError, match=re.escape("rank 17 for transformer.h.0.attn.c_attn")):
+    with pytest.raises(ValueError, match=re.escape("rank for transformer.h.0.attn.c_attn")):
         add_lora(small("gpt2"), 17, 2, ["c_attn"])
 
 

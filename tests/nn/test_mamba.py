@@ -321,13 +321,19 @@ def test_what_does_not_fit_a_memory_is_named_and_changes_nothing():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"state_size": 0}, "state_size must be a positive integer, not 0"),
-        ({"state_size": 2.0}, "state_size must be a positive integer, not 2.0"),
-        ({"chunk_size": -4}, "chunk_size must be a positive integer, not -4"),
-        ({"conv_kernel": True}, "conv_kernel must be a positive integer, not True"),
-        ({"expand": None}, "expand must be a positive integer, not None"),
-        ({"time_step_rank": 0}, "time_step_rank must be a positive integer, not 0"),
-        ({"use_bias": 1}, "use_bias must be True or False, not 1"),
+        ({"state_size": 0}, "state_size must be a whole number from 1 to 2147483647, not 0"),
+        ({"state_size": 2.0}, "state_size must be a whole number from 1 to 2147483647, not 2.0"),
+        ({"chunk_size": -4}, "chunk_size must be a whole number from 1 to 2147483647, not -4"),
+        (
+            {"conv_kernel": True},
+            "conv_kernel must be a whole number from 1 to 2147483647, not True",
+        ),
+        ({"expand": None}, "expand must be a whole number from 1 to 2147483647, not None"),
+        (
+            {"time_step_rank": 0},
+            "time_step_rank must be a whole number from 1 to 2147483647, not 0",
+        ),
+        ({"use_bias": 1}, "use_bias must be true or false, not 1"),
         ({"num_heads": 4, "n_groups": 3}, "num_heads 4 do not share n_groups 3"),
         ({"time_step_limit": (0.1, 0.05)}, "time_step_limit must be two numbers"),
         ({"time_step_limit": (math.nan, 1.0)}, "time_step_limit must be two numbers"),

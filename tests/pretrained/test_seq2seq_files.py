@@ -137,7 +137,7 @@ def test_weights_that_do_not_fit_are_named(change, message, tmp_path):
             r"missing: model\.decoder\.layers\.3 \(.* 10{9}, and weights of 3",
         ),
         ({"decoder_layers": 2}, r"unexpected: model\.decoder\.layers\.2\."),
-        ({"activation_function": "mish"}, "unknown activation 'mish'"),
+        ({"activation_function": "mish"}, "'mish' is unknown: choose one of relu"),
     ],
 )
 def test_configs_whose_effect_is_not_computed_are_refused(change, message, tmp_path):

@@ -22,8 +22,6 @@ from minillm.nn.rope import RotaryEmbedding
 from minillm.nn.rope_scaling import yarn_mscale
 from minillm.nn.routing import check_experts
 
-__all__ = ["DEEPSEEK_V3", "DeepseekV3Config", "attention"]
-
 _LATENT = "kv_lora_rank qk_nope_head_dim qk_rope_head_dim v_head_dim"
 
 

@@ -18,8 +18,6 @@ from minillm.models.families.qwen import write_window
 from minillm.nn.moe import SparseMoeBlock
 from minillm.nn.routing import check_experts
 
-__all__ = ["MIXTRAL", "QWEN3_MOE", "MixtralConfig", "Qwen3MoeConfig", "SparseConfig"]
-
 
 @dataclass(frozen=True)
 class SparseConfig(ModelConfig):

@@ -17,8 +17,6 @@ from minillm.models.families.gpt2 import layer_norm, plain_mlp
 from minillm.nn.multihead import SupportsUpdate
 from minillm.nn.rope import Rotation
 
-__all__ = ["FALCON", "FalconConfig", "ParallelLayer", "layer"]
-
 
 @dataclass(frozen=True)
 class FalconConfig(ModelConfig):

@@ -14,8 +14,6 @@ from minillm.config import ModelConfig
 from minillm.family import Family
 from minillm.nn.layers import RMSNorm
 
-__all__ = ["GEMMA", "GemmaConfig", "Scaled"]
-
 
 @dataclass(frozen=True)
 class GemmaConfig(ModelConfig):

@@ -16,8 +16,6 @@ from minillm.family import Family
 from minillm.model import Decoder
 from minillm.nn.layers import MLP, LayerNorm
 
-__all__ = ["GPT2", "GPT2Config", "LearnedDecoder", "LearnedPositions", "layer_norm", "plain_mlp"]
-
 
 @dataclass(frozen=True)
 class GPT2Config(ModelConfig):

@@ -10,8 +10,6 @@ from minillm.config import ModelConfig
 from minillm.family import Family
 from minillm.model import llama_attention
 
-__all__ = ["QWEN2", "QWEN3", "write_window"]
-
 
 def write_window(config: ModelConfig, data: dict[str, Any]) -> None:
     """Qwen's files name a window that they may not use, and from which layer on."""

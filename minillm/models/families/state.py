@@ -5,7 +5,7 @@ Written by hand; beyond/12_state explains them.
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Any, ClassVar, cast
 
@@ -23,19 +23,6 @@ from minillm.nn.mamba_parts import StateSizes, at_least_float32, check_heads
 from minillm.nn.rope import RotaryEmbedding
 from minillm.nn.rope_layouts import PartialRotation
 from minillm.nn.selective_scan import MambaMixer
-
-__all__ = [
-    "BAMBA",
-    "MAMBA",
-    "MAMBA2",
-    "BambaConfig",
-    "MambaConfig",
-    "MambaLayer",
-    "PartialRotary",
-    "StateDecoder",
-    "layer",
-    "make_state_cache",
-]
 
 
 @dataclass(frozen=True)
@@ -380,18 +367,7 @@ MAMBA = Family(
     read=read,
     write=write,
 )
-MAMBA2 = Family(
-    config=Mamba2Config,
-    layer=layer,
-    rotary=no_rotary,
-    decoder=StateDecoder,
-    architecture="Mamba2ForCausalLM",
-    spelling=_SPELLING,
-    unwritten=_OF_ATTENTION,
-    names=_BACKBONE,
-    read=read,
-    write=write,
-)
+MAMBA2 = replace(MAMBA, config=Mamba2Config, architecture="Mamba2ForCausalLM")
 BAMBA = Family(
     config=BambaConfig,
     layer=layer,

@@ -45,6 +45,11 @@ def from_the_middle(bias, load, rate):
     return [b + rate * ((n < middle) - (n > middle)) for b, n in zip(bias, load, strict=True)]
 
 
+def whole_mean(bias, load, rate):
+    mean = sum(load) // len(load)
+    return [b + rate * ((n < mean) - (n > mean)) for b, n in zip(bias, load, strict=True)]
+
+
 def active(c, *, experts=None, matrices=3, router=True, tied=True, head_dim=None):
     H, G, C = c["num_attention_heads"], c["num_key_value_heads"], c["hidden_size"]
     F, L, V = c["intermediate_size"], c["num_hidden_layers"], c["vocab_size"]
@@ -70,6 +75,7 @@ WRONG = [
     ("11.2", from_the_middle, "not with the middle one"),
     ("11.2", lambda bias, load, rate: list(bias), "expert 0 has no fewer tokens than the mean"),
     ("11.2", lambda bias, load, rate: bias[:-1], "return a list of 3"),
+    ("11.2", whole_mean, "expert 2 has fewer tokens than the mean, 2.5"),
     ("11.3", lambda c: active(c, experts=c["num_local_experts"]), "the whole model"),
     (
         "11.3",
@@ -94,6 +100,11 @@ WRONG = [
         "11.3",
         lambda c: active({**c, "num_key_value_heads": c["num_attention_heads"]}),
         "have `num_key_value_heads` heads",
+    ),
+    (
+        "11.3",
+        lambda c: active(c) - 2 * c["num_hidden_layers"] * c["hidden_size"],
+        "each layer has two norms",
     ),
     ("11.3", lambda c: active(c) + 64, "more than take part"),
     ("11.3", lambda c: "12.9 billion", "return a number"),

@@ -82,11 +82,17 @@ def after_the_mark(ids, mark, n):
     ).repeat_interleave(n)
 
 
+def of_the_first_row(ids, mark, n):
+    which = torch.arange(1, int((ids == mark)[0].sum()) + 1).repeat_interleave(n)
+    return (ids == mark).cumsum(1)[..., None] == which
+
+
 WRONG = [
     ("16.1", lambda x, p: x.reshape(len(x), -1, x.shape[1] * p * p), "a reshape alone cuts strips"),
     ("16.1", columns_first, "go down the columns"),
     ("16.1", channels_last, "all pixels of a channel come first"),
     ("16.1", transposed_inside, "the first patch is"),
+    ("16.1", lambda x, p: F.unfold(x[:, :3], p, stride=p).mT, "(2, 6, 20) here, not (2, 6, 12)"),
     ("16.1", lambda x, p: x, "(B, N, channels p p) is (1, 6, 4) here"),
     ("16.2", COSTS | {PATCHES: 24}, "patches along one side"),
     ("16.2", COSTS | {VECTORS: 196}, "patches, and one more"),
@@ -105,6 +111,7 @@ WRONG = [
     ("16.4", all_before, "sees the last picture before it, no earlier one"),
     ("16.4", after_the_mark, "the mark itself sees its picture"),
     ("16.4", lambda *a: ~picture_mask(*a), "turned round"),
+    ("16.4", of_the_first_row, "should be bool (2, 3, 4), not (2, 3, 2)"),
     ("16.4", lambda *a: picture_mask(*a).float(), "should be bool"),
     ("16.4", lambda *a: torch.ones_like(picture_mask(*a)), "a picture that comes after it"),
     ("16.4", lambda *a: torch.zeros_like(picture_mask(*a)), "row 0, token 0 is"),
