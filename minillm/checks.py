@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import fields
+from functools import wraps
+from inspect import signature
 from itertools import chain
 from numbers import Integral, Real
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -31,6 +33,89 @@ def check_number(name: str, value: Any, *, whole: bool = False) -> None:
     if isinstance(value, bool) or not isinstance(value, Integral if whole else Real):
         kind = "a whole number" if whole else "a number"
         raise ValueError(f"{name} must be {kind}, not {quoted(value)}")
+
+
+# What it is called in transformers, peft, trl and nanoGPT, and what it is here.
+_OURS = {
+    "r": "rank",
+    "lora_alpha": "alpha",
+    "target_modules": "targets",
+    "lora_dropout": "dropout",
+    "max_length": "max_new_tokens",
+    "max_tokens": "max_new_tokens",
+    "do_sample": "sampler=Sampler()",
+    **{k: f"sampler=Sampler({k}=...)" for k in ("temperature", "top_k", "top_p", "min_p", "seed")},
+    "repetition_penalty": "sampler=Sampler(repetition_penalty=...)",
+    "num_beams": "beam_search(model, ids, num_beams=...)",
+    "num_return_sequences": "beam_search(model, ids, num_return=...)",
+    "stop_strings": "stop",
+    "use_cache": "cache",
+    "streamer": "stream_text(model, tokenizer, prompt, ...)",
+    "torch_dtype": "dtype",
+    "device_map": "device",
+    "n_layer": "num_hidden_layers",
+    "n_layers": "num_hidden_layers",
+    "n_head": "num_attention_heads",
+    "n_heads": "num_attention_heads",
+    "n_kv_heads": "num_key_value_heads",
+    **dict.fromkeys(["n_embd", "d_model", "dim"], "hidden_size"),
+    "n_inner": "intermediate_size",
+    **dict.fromkeys(["block_size", "n_positions", "n_ctx"], "max_position_embeddings"),
+    "layer_norm_epsilon": "rms_norm_eps",
+    "dropout": "attention_dropout",
+    "bias": "attention_bias and mlp_bias",
+    **dict.fromkeys(["learning_rate", "lr"], "max_lr"),
+    **dict.fromkeys(["max_iters", "max_steps", "num_train_epochs"], "steps"),
+    "warmup_iters": "warmup_steps",
+    **dict.fromkeys(["grad_clip", "max_grad_norm"], "max_norm"),
+    **dict.fromkeys(["beta1", "beta2"], "betas"),
+    **dict.fromkeys(["bf16", "dtype"], "precision"),
+    "logging_steps": "log_interval",
+    "eval_steps": "eval_interval",
+    "save_steps": "Run(folder, checkpoint_interval=...)",
+    "save_total_limit": "Run(folder, keep=...)",
+    **dict.fromkeys(["output_dir", "out_dir"], "Run(folder)"),
+    **dict.fromkeys(["batch_size", "per_device_train_batch_size"], "WindowBatches(tokens, ...)"),
+    "args": "config=TrainConfig(...)",
+    "train_dataset": "batches",
+    "data_collator": "batches",
+    **dict.fromkeys(["eval_dataset", "compute_metrics"], "validate"),
+    "callbacks": "on_log",
+    "optimizers": "optimizer",
+    "tokenizer": "run=Run(folder, tokenizer=...)",
+    "processing_class": "run=Run(folder, tokenizer=...)",
+}
+
+
+def said_here(strange: Collection[str], known: Collection[str]) -> str:
+    """Names that are not known, what they are called here if that is known, and the known ones."""
+    ours = [f"{name} is {_OURS[name]} here" for name in sorted(strange) if name in _OURS]
+    return "; ".join([", ".join(sorted(strange)), *ours, f"it has {', '.join(known)}"])
+
+
+Part = TypeVar("Part", bound=Callable[..., Any])
+
+
+def our_words(part: Part) -> Part:
+    """A function, or a dataclass, that answers a keyword it has not with those that it has.
+
+    Another library's word is told in ours. Raises: TypeError, as Python would.
+    """
+    made: Any = part
+    function = made.__init__ if isinstance(part, type) else part
+    known = [name for name in signature(function).parameters if name != "self"]
+    name = function.__qualname__.removesuffix(".__init__")
+
+    @wraps(function)
+    def call(*args: Any, **named: Any) -> Any:
+        if strange := named.keys() - {*known}:
+            raise TypeError(f"{name} has no {said_here(strange, known)}")
+        return function(*args, **named)
+
+    if not isinstance(part, type):
+        return call  # type: ignore[return-value]
+    made.__init__ = call
+    return part
 
 
 Kind = tuple[str, Callable[[Any], bool]]  # in words, and whether a value is of that kind
@@ -188,6 +273,14 @@ def check_one_row(ids: Any) -> None:
         raise ValueError(f"decode takes the ids of one text, not {quoted(ids)}: {each}")
 
 
+def check_end(eos_token_id: Any) -> None:
+    """Raises: ValueError for what is no id, as a tokenizer without an end token has."""
+    if not isinstance(eos_token_id, Integral):
+        road = "BPETokenizer.train(..., special_tokens=['<|endoftext|>']) makes one"
+        wanted = f"eos_token_id must be the id of an end token, not {quoted(eos_token_id)}"
+        raise ValueError(f"{wanted}: {road}, WindowBatches needs none")
+
+
 def check_token_row(tokens: Any) -> None:
     """Raises: ValueError for a text, texts, a path or a tokenizer where a row of ids belongs."""
     row = hasattr(tokens, "__getitem__") and not isinstance(tokens, str | bytes)
@@ -220,7 +313,7 @@ def check_tokenizer(tokenizer: Any) -> None:
     if hasattr(tokenizer, "save_pretrained"):  # of transformers
         road = "save it, tokenizer.save_pretrained(folder), and BPETokenizer.load(folder) opens it"
         raise ValueError(f"a {kind} is no tokenizer of minillm: {road}")
-    if hasattr(tokenizer, "encode"):  # of tiktoken, tokenizers
+    if hasattr(tokenizer, "encode") and not isinstance(tokenizer, str):  # of tiktoken, tokenizers
         road = "BPETokenizer.load(folder) opens a tokenizer.json, from_tiktoken_file ranks"
         raise ValueError(f"a {kind} is no tokenizer of minillm: {road}")
     order = "the order is model, tokenizer, texts"

@@ -20,6 +20,7 @@ from minillm.checks import (
     any_of,
     check_kind,
     list_of,
+    said_here,
     whole,
 )
 from minillm.family import Family, check_given, check_rotation, check_shared, family_of
@@ -106,8 +107,7 @@ class ModelConfig:
         kept = family_of(kind).config or ModelConfig
         known = [f.name for f in fields(kept)]
         if strange := sorted(keys.keys() - {*known}):
-            has = f"it has {', '.join(known)}"
-            raise ValueError(f"a {kind} config has no {', '.join(strange)}; {has}")
+            raise ValueError(f"a {kind} config has no {said_here(strange, known)}")
         return object.__new__(kept)
 
     def __post_init__(self) -> None:

@@ -171,6 +171,11 @@ class CausalLM(nn.Module):
 
     Weights are drawn with `seed`: normal with `initializer_range`, the layers' output projections
     smaller by sqrt(2 layers), so that the sum over layers keeps its size.
+
+        model = CausalLM(ModelConfig(vocab_size=512, hidden_size=64, num_hidden_layers=2,
+                                     num_attention_heads=4, intermediate_size=176))
+        logits = model(torch.tensor([[1, 2, 3]]))  # (1, 3, 512)
+
     Source: Radford et al. 2019, section 2.3.
     """
 

@@ -55,7 +55,7 @@ MAY_IMPORT = {
     "generation": "cache config model nn",
     "models": "cache config generation model nn",
     "pretrained": "config model models nn tokenizer",
-    "fast": "cache config generation model nn pretrained",
+    "fast": "cache config generation model nn pretrained tokenizer",
     "cli": "",
 }
 
@@ -67,6 +67,7 @@ LOOKS_UP = {
     "models": "pretrained",  # from_pretrained(), save_pretrained()
     "fast": "training",  # is the model cut up?
     "pretrained": "training",
+    "training": "pretrained",  # a checkpoint tells from_pretrained its model
     "cli": "config generation model pretrained stories tokenizer training",
 }
 

@@ -1,5 +1,8 @@
 """What a user of another library hands in by habit gets one sentence that says what is wanted."""
 
+import inspect
+import re
+
 import pytest
 import torch
 
@@ -114,6 +117,14 @@ CASES = {
         *(lambda m, t: ModelConfig(vocab_size=9, n_layer=1), None),
         "has no n_layer; it has vocab_size, hidden_size, num_hidden_layers",
     ),
+    "a text for the tokenizer": (
+        *(lambda m, t: minillm.evaluate_text(m, "a", t), None),
+        "the order is model, tokenizer, texts",
+    ),
+    "rows without an end token": (
+        *(lambda m, t: minillm.RowBatches([[1, 2]], 1, None), None),
+        "special_tokens=['<|endoftext|>']) makes one, WindowBatches needs none",
+    ),
     "a path to train on": (lambda m, t: Trainer(m, "x", TrainConfig(1)), None, "not be 'x'"),
     "a path to learn from": (lambda m, t: BPETokenizer.train(__file__, 300), None, "read_text"),
 }
@@ -127,14 +138,6 @@ def test_a_sentence_says_what_is_wanted(case, ours, theirs):
     with pytest.raises(ValueError) as error:
         call(model, tokenizer)
     assert words in str(error.value) and len(str(error.value).splitlines()) == 1
-
-
-def test_a_runs_folder_is_no_model_and_the_sentence_leads_to_one(tmp_path):
-    model, run = CausalLM(ModelConfig(50, 16, 1, 2, 24)), minillm.Run(tmp_path)
-    batches = minillm.WindowBatches(torch.arange(99) % 50, 2, 8)
-    Trainer(model, batches, TrainConfig(1), run=run, progress=False).train()
-    with pytest.raises(FileNotFoundError, match=r"holds a run .* save_pretrained writes its model"):
-        minillm.from_pretrained(tmp_path)
 
 
 def test_their_model_trains_behind_a_function_of_ids_to_scores(theirs):
@@ -159,8 +162,55 @@ def test_adapters_go_onto_their_model(theirs):
     minillm.remove_lora(theirs[0])
 
 
-def test_help_gives_the_names_that_peft_has():
-    assert "`r`, `lora_alpha` and `target_modules`" in (add_lora.__doc__ or "")
+SPELLINGS = {  # a keyword of another library: where it is typed, what it is called here
+    **dict.fromkeys(["r", "lora_alpha", "target_modules", "lora_dropout"], add_lora),
+    **dict.fromkeys(["do_sample", "temperature", "top_k", "num_beams", "max_length"], generate),
+    **dict.fromkeys(["stop_strings", "streamer", "num_return_sequences"], generate),
+    **dict.fromkeys(["torch_dtype", "device_map"], minillm.from_pretrained),
+    **dict.fromkeys(["n_layer", "n_head", "n_embd", "block_size", "bias"], ModelConfig),
+    **dict.fromkeys(["d_model", "n_positions", "layer_norm_epsilon"], ModelConfig),
+    **dict.fromkeys(["learning_rate", "max_iters", "grad_clip", "bf16", "batch_size"], TrainConfig),
+    **dict.fromkeys(["num_train_epochs", "save_steps", "logging_steps"], TrainConfig),
+    **dict.fromkeys(["args", "train_dataset", "eval_dataset", "callbacks", "tokenizer"], Trainer),
+}
+
+
+@pytest.mark.parametrize("word", SPELLINGS)
+def test_a_keyword_of_theirs_is_told_in_our_words(word, ours):
+    part = SPELLINGS[word]
+    with pytest.raises((TypeError, ValueError)) as error:
+        part(**{word: 1})
+    said = re.search(rf"; {word} is (.+?) here; it has (.+)$", str(error.value))
+    known, called = said[2].split(", "), said[1]
+    assert word not in known
+    name = called.partition("=")[0].partition("(")[0].partition(" ")[0]
+    assert name in known or hasattr(minillm, name)
+
+
+def test_an_unknown_keyword_is_answered_with_those_that_are_known():
+    with pytest.raises(TypeError, match=r"^Sampler has no heat; it has temp"):
+        minillm.Sampler(heat=1.0)
+    assert list(inspect.signature(minillm.Sampler).parameters)[:2] == ["temperature", "top_k"]
+    assert list(inspect.signature(generate).parameters)[:2] == ["model", "input_ids"]
+
+
+def test_what_is_shown_of_a_thing_says_its_sizes(ours, tmp_path):
+    model, tokenizer = ours
+    assert repr(tokenizer) == "BPETokenizer(260 tokens, 1 of them special)"
+    cache = model.make_cache(batch_size=2)
+    assert repr(cache) == "KVCache(1 layers, 2 rows, 0 positions, 0 bytes)"
+    model(IDS.expand(2, -1), cache=cache)
+    assert repr(cache) == "KVCache(1 layers, 2 rows, 3 positions, 768 bytes)"
+    rows = minillm.RowBatches([[1, 2, 3]], 2, 0)
+    assert repr(rows) == "RowBatches(1 rows, 2 a batch)"
+    windows = WindowBatches(torch.arange(99), 2, 8)
+    assert repr(windows) == "WindowBatches(99 tokens, batches of 2 x 8)"
+    texts = minillm.TextDocuments(["a b"], tokenizer.encode_ordinary)
+    documents = minillm.DocumentBatches(texts, 4, 16, eos_token_id=259)
+    assert repr(documents) == "DocumentBatches(TextDocuments, batches of 4 x 16, padded)"
+    pairs = minillm.ConversationBatches([minillm.completion_example(tokenizer, "a", "b")], 2, 16)
+    assert repr(pairs) == "ConversationBatches(1 examples, batches of 2 x 16, padded)"
+    assert iter(pairs) is pairs
 
 
 def test_a_model_has_the_methods_one_reaches_for(ours, tmp_path):

@@ -9,6 +9,7 @@ import statistics
 import subprocess
 import sys
 import textwrap
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -71,6 +72,19 @@ def test_the_second_example_compares_two_models_on_ones_own_text(tmp_path):
 def test_the_third_example_tells_a_story_of_the_shipped_model():
     story = run(BLOCKS[2], ROOT).strip()
     assert story.startswith("Once upon a time") and StoryLanguage("en").score(story) > -math.inf
+
+
+def test_what_is_installed_is_named():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+
+    def names(requirements):
+        return {re.match(r"[\w-]+", one)[0] for one in requirements}
+
+    needed = re.search(r"has them\): it needs (.*?)\.", README)[1]
+    assert {*re.findall(r"\w+", needed)} - {"and"} == names(project["dependencies"])
+    extras = dict(re.findall(r"^\| `(\w+)` \| ([\w, ]+) \|", README, re.M))
+    told = {name: {*brought.split(", ")} for name, brought in extras.items()}
+    assert told == {k: names(v) for k, v in project["optional-dependencies"].items()}
 
 
 def test_the_table_names_every_notebook():

@@ -138,10 +138,8 @@ def test_an_optimizer_and_a_loss(folder, capsys):
 def test_a_finished_run(folder, capsys):
     found, _ = run("Going on with a finished run", capsys)
     assert found["history"][0]["loss"] < 2 and (folder / "runs" / "second").is_dir()
-    trainer = minillm.Trainer(
-        found["model"], found["batches"], minillm.TrainConfig(60, max_lr=1e-2, warmup_steps=5),
-        run=minillm.Run("runs/first"),
-    )  # fmt: skip
+    model, longer = minillm.CausalLM(found["config"]), minillm.TrainConfig(60, 1e-2, None, 5)
+    trainer = minillm.Trainer(model, found["batches"], longer, run=minillm.Run("runs/first"))
     with pytest.raises(ValueError, match="to train its model further is a new Run"):
         trainer.resume()
 

@@ -163,7 +163,7 @@ def test_each_point_has_three_seeds_at_the_best_rate_that_was_tried(table):
         seeds = [0, 1, 2] if steps < 400 else [0]
         best = min(rates, key=lambda rate: fmean(rates[rate][seed] for seed in seeds))
         assert sorted(rates[best]) == [0, 1, 2], (width, steps)
-        assert width * steps > scale.SEARCHED or best / 2 in rates
+        assert best / 2 in rates
         assert steps > 100 or best * 2 in rates
 
 

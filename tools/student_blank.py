@@ -16,6 +16,12 @@ from hashlib import sha256
 import build
 
 GIVEN = {"in_ascii", "bytes_to_unicode"}  # stay whole: other modules call them when imported
+GIVEN |= {  # and what shows a thing in a notebook or a failing test
+    "BPETokenizer.__repr__",
+    "KVCache.__repr__",
+    "RowBatches.__repr__",
+    "WindowBatches.__repr__",
+}
 IMPORT = "from not_written import {}"
 BLANK = re.compile(r"\b(?:raise NotWritten|unwritten)\(\s*\"([\w.]+)\"")
 

@@ -170,7 +170,13 @@ class DynamicLayer(CacheLayer):
 
 
 class KVCache:
-    """A cache layer for each layer of a model: `cache[i].update(keys, values)`."""
+    """A cache layer for each layer of a model: `cache[i].update(keys, values)`.
+
+    A model makes one of its own sizes:
+
+        cache = model.make_cache(batch_size=1)
+        logits = model(ids, cache=cache)  # (1, T, V); afterwards cache.length is T
+    """
 
     def __init__(self, layers: Sequence[CacheLayer]) -> None:
         self.layers = list(layers)
@@ -183,6 +189,10 @@ class KVCache:
 
     def __len__(self) -> int:
         return len(self.layers)
+
+    def __repr__(self) -> str:
+        held = f"{self.batch_size} rows, {self.length} positions, {self.nbytes:,} bytes"
+        return f"KVCache({len(self)} layers, {held})"
 
     @property
     def length(self) -> int:
@@ -265,6 +275,11 @@ def make_cache(
 ) -> KVCache:
     """An empty cache, "dynamic" or of another kind (`minillm.cache.kinds`, where options are told).
 
+    Of a model's sizes, `model.make_cache(kind, batch_size=...)` makes it.
+
+    Args:
+        kind: "dynamic" (grows), "static", "sliding", "paged" or "quantized".
+        max_length: positions that a static cache has room for.
     Raises: ValueError for an unknown kind, a size below 1, a missing argument.
     """
     sizes = {"batch_size": batch_size, "num_kv_heads": num_kv_heads}

@@ -24,7 +24,6 @@ from minillm.cli.generate import device, sample_texts
 from minillm.cli.options import check_training
 from minillm.cli.run_info import begin_run_info, check_same_run, finish_run_info
 from minillm.cli.terminal import show, tell, visible
-from minillm.files import read_json
 
 
 def train(a: argparse.Namespace) -> None:
@@ -110,8 +109,10 @@ def _prepare(a: argparse.Namespace) -> tuple[Any, Any]:
     else:
         texts = documents_to_learn(a) if is_file(a) else stories(a.corpus, 2000, "tokenizer")
         tokenizer = BPETokenizer.train(texts, a.vocab_size, special_tokens=[END])
-    if tokenizer.eos_token_id is None:
-        raise ValueError(f"the tokenizer has no end token, such as {END}")
+    if tokenizer.eos_token_id is None and layout(a) != "windows":
+        road = "a text file with --layout windows needs none"
+        road += f", without --tokenizer one is trained that has {END}"
+        raise ValueError(f"the tokenizer has no end token, where documents end: {road}")
     if layout(a) != "windows" and isinstance(tokenizer, BPETokenizer) and not tokenizer.add_bos:
         tokenizer.bos_token, tokenizer.add_bos = tokenizer.eos_token, True  # so begins each row
     config = _model_config(a, tokenizer)
@@ -137,9 +138,10 @@ def _prepare(a: argparse.Namespace) -> tuple[Any, Any]:
 def _model_config(a: argparse.Namespace, tokenizer: Any) -> Any:
     """The config of --init-from, or of the options of the model."""
     from minillm.config import ModelConfig
+    from minillm.pretrained.load import from_pretrained
 
     if a.init_from is not None:
-        return ModelConfig.from_dict(read_json(a.init_from / "config.json"))
+        return from_pretrained(a.init_from)[0].config
     end = tokenizer.eos_token_id
     try:
         return ModelConfig(
@@ -255,6 +257,8 @@ def _early_text(a: argparse.Namespace, model: Any, tokenizer: Any) -> str:
         model = CausalLM(model.config).to(place).eval()
         load_model_tensors(model, tensors)
     begin = [tokenizer.eos_token_id]  # as each row of the training begins
+    if tokenizer.eos_token_id is None:
+        begin = tokenizer.encode_ordinary("\n")
     sampler = Sampler(seed=a.seed)
     return sample_texts(model, tokenizer, begin, sampler=sampler, max_new_tokens=60)[0]
 

@@ -54,6 +54,7 @@ def _best_policy(answer: Policy) -> str | None:
             "beta is missing": _tilted(p, r),
             "the reference p is missing": _tilted([1.0] * len(p), [x / beta for x in r]),
             "more reward should make a text more probable": _tilted(p, [-x / beta for x in r]),
+            "the best policy keeps texts of less reward, too": [float(x == max(r)) for x in r],
         }
         for what, value in others.items():
             if not _differs(got, value):
@@ -72,14 +73,14 @@ def _best_of(n: int, beta: float, q: float = 1 / 16) -> float:
 
 
 ENDS = {
-    "success at price 0.2": round(_success(0.2), 3),
+    "success at price 0.3": round(_success(0.3), 3),
     "success at price 0.5": round(_success(0.5), 3),
     "success at price 1": round(_success(1.0), 3),
     "success as the price grows without bound": 0.062,  # 0.0625: either neighbour is accepted
     "J of best of 4 at price 0.2": round(_best_of(4, 0.2), 3),
 }
 HINTS = {
-    "success at price 0.2": "exp(1 / beta) is 148 here; the foxes have weight q times that",
+    "success at price 0.3": "exp(1 / beta) is 28 here; the foxes have weight q times that",
     "success at price 0.5": "exp(1 / beta) is 7.4 here; divide by Z",
     "success at price 1": "exp(1 / beta) is e; divide by Z",
     "success as the price grows without bound": "then nobody moves away from the reference",
@@ -141,10 +142,14 @@ def _mended(answer: Callable[[list[float], int], Any]) -> str | None:
             (r - statistics.fmean(g)) / (statistics.pstdev(g) + 1e-4) for g in groups for r in g
         ]
         spread = statistics.stdev(rewards) + 1e-4
+        bare = [(r - statistics.fmean(g)) / (statistics.stdev(g) or 1) for g in groups for r in g]
+        strided = [r for i in range(len(groups)) for r in rewards[i :: len(groups)]]
         others = {
             "divide by the standard deviation, too": plain,
             "the standard deviation divides by n - 1, not by n": with_n,
             "each group has its own standard deviation": [x / spread for x in plain],
+            "the 0.0001 beside the standard deviation is missing": bare,
+            "a group is `size` neighbours in the list": _advantages(strided, size),
         }
         for what, value in others.items():
             if not _differs(got, value):
@@ -160,7 +165,8 @@ def _mended(answer: Callable[[list[float], int], Any]) -> str | None:
 )
 def _pass_at_k(answer: Callable[[int, int, int], Any]) -> str | None:
     for n, c, k in [(10, 3, 1), (10, 3, 4), (16, 1, 16), (5, 0, 2), (6, 4, 3), (200, 7, 100)]:
-        wanted = 1 - math.comb(n - c, k) / math.comb(n, k)
+        all_ways = math.comb(n, k)
+        wanted = 1 - math.comb(n - c, k) / all_ways
         got = float(answer(n, c, k))
         case = f"n {n}, c {c}, k {k}"
         if math.isclose(got, wanted, rel_tol=1e-9, abs_tol=1e-12):
@@ -170,6 +176,8 @@ def _pass_at_k(answer: Callable[[int, int, int], Any]) -> str | None:
             "c / n in the place of p is too low": 1 - (1 - c / n) ** k,
             "this is pass@1": c / n,
             "this is k times pass@1, which may exceed 1": k * c / n,
+            "this is the chance that all k are right": math.comb(c, k) / all_ways,
+            "this is the chance that exactly one is right": c * math.comb(n - c, k - 1) / all_ways,
         }
         for what, value in others.items():
             if math.isclose(got, value, rel_tol=1e-9, abs_tol=1e-12):

@@ -18,6 +18,15 @@ def _line(x: Sequence[float], y: Sequence[float]) -> tuple[float, float]:
     return slope, mean_y - slope * mean_x
 
 
+def _two(got: Any) -> tuple[float, float] | None:
+    """An answer of two numbers, as a tuple, a list or an array."""
+    try:
+        low, high = got
+        return float(low), float(high)
+    except (TypeError, ValueError):
+        return None
+
+
 def _close(got: Sequence[float], wanted: Sequence[float]) -> bool:
     return all(math.isclose(g, w, rel_tol=1e-6) for g, w in zip(got, wanted, strict=True))
 
@@ -36,16 +45,16 @@ def _power_law(answer: Callable[[list[float], list[float], float], Any]) -> str 
         cases.append((x, y, floor))
     for x, losses, floor in cases:
         logs = [math.log(value) for value in x]
-        slope, start = _line(logs, [math.log(y - floor) for y in losses])
+        above = [math.log(y - floor) for y in losses]
+        slope, start = _line(logs, above)
         case = f"x {x}, losses {[round(v, 3) for v in losses]}, floor {floor}"
-        got = answer(list(x), list(losses), floor)
-        if not isinstance(got, tuple | list) or len(got) != 2:
+        if (pair := _two(answer(list(x), list(losses), floor))) is None:
             return f"{case}: return two numbers, c and k"
-        pair = float(got[0]), float(got[1])
         if _close(pair, (math.exp(start), -slope)):
             continue
         whole = _line(logs, [math.log(y) for y in losses])
-        flat = _line(list(x), [math.log(y - floor) for y in losses])
+        flat = _line(list(x), above)
+        two = _line([logs[0], logs[-1]], [above[0], above[-1]])  # also the mean of all slopes
         slips = {
             "the right numbers in the wrong order: c first": (-slope, math.exp(start)),
             "the law falls with x: k is positive": (math.exp(start), slope),
@@ -62,6 +71,8 @@ def _power_law(answer: Callable[[list[float], list[float], float], Any]) -> str 
                 return f"{case}: {said}"
         if math.isclose(pair[1], -slope, rel_tol=1e-6):
             return f"{case}: k is right; c is {math.exp(start):.4g}, not {pair[0]:.4g}"
+        if math.isclose(pair[1], -two[0], rel_tol=1e-6):
+            return f"{case}: k is that of the first and the last point; least squares uses all"
         got_here = f"not {pair[0]:.4g} and {pair[1]:.4g}"
         return f"{case}: c is {math.exp(start):.4g} and k {-slope:.4g}, {got_here}"
     return None
@@ -120,10 +131,8 @@ def _interval(
         right = _exponents(x, y, picks, picks)
         low, high = times // 10, times - 1 - times // 10
         case = f"{count} runs, drawn again {times} times"
-        got = answer(list(x), list(y), [list(pick) for pick in picks])
-        if not isinstance(got, tuple | list) or len(got) != 2:
+        if (ends := _two(answer(list(x), list(y), [list(pick) for pick in picks]))) is None:
             return f"{case}: return the lower and the upper end"
-        ends = float(got[0]), float(got[1])
         if _close(ends, (right[low], right[high])):
             continue
         torn = _exponents(x, y, picks, [list(range(count))] * times)
@@ -136,8 +145,12 @@ def _interval(
         for said, wrong in slips.items():
             if _close(ends, wrong):
                 return f"{case}: {said}"
-        ordered = f"from {right[low]:.3f} to {right[high]:.3f}"
-        return f"{case}: the exponents go {ordered}, not from {ends[0]:.3f} to {ends[1]:.3f}"
+        if not all(any(math.isclose(end, k, rel_tol=1e-6) for k in right) for end in ends):
+            return f"{case}: the ends are two of the exponents found, nothing in between"
+        if math.isclose(ends[0], right[low], rel_tol=1e-6):
+            return f"{case}: as many are left out above as below, {low}"
+        ordered = f"sorted, the exponents go from {right[low]:.3f} to {right[high]:.3f}"
+        return f"{case}: {ordered}, not from {ends[0]:.3f} to {ends[1]:.3f}"
     return None
 
 
@@ -155,12 +168,16 @@ def _best_size(
         budget = compute / 6  # N times D
         wanted = (a * A / (b * B)) ** (1 / (a + b)) * budget ** (b / (a + b))
         case = f"A {A:g}, a {a:g}, B {B:g}, b {b:g}, C {compute:g}"
-        got = float(answer(A, a, B, b, compute))
+        found = answer(A, a, B, b, compute)
+        if isinstance(found, tuple | list):
+            return f"{case}: return one number, N"
+        got = float(found)
         if math.isclose(got, wanted, rel_tol=1e-3):
             continue
         both_alike = (A / B) ** (1 / (a + b)) * budget ** (b / (a + b))
         slips: Mapping[str, float] = {
             "that is the number of tokens; asked is N": budget / wanted,
+            "N counts parameters, not billions of them": wanted / 1e9,
             "six operations for each parameter and token": wanted * 6 ** (b / (a + b)),
             "the slopes must be equal, not the two terms": both_alike,
             "which of the two exponents stands above the compute?": (

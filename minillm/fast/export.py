@@ -36,7 +36,8 @@ class _Slots:
 class DecodingStep(nn.Module):
     """One token of each row in, its logits and the new cache out; nothing is kept inside.
 
-    `step.empty()` gives the keys and values to begin with. Slots from `position` on are not read.
+    `step.empty()` gives the keys and values to begin with. Slots after `position` have weight 0,
+    and must hold finite numbers. A position without a slot is not noticed: no key is written.
 
     Shape: ids (B, 1), position (1,), keys and values (L, B, G, S, D)
     -> logits (B, V), keys, values.

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from minillm.cache.base import KVCache
-from minillm.checks import check_drawn, check_model, check_prompt, check_room
+from minillm.checks import check_drawn, check_model, check_prompt, check_room, our_words
 from minillm.config import ModelConfig
 from minillm.generation.sampling import GREEDY, end_ids, enforce_min_new_tokens
 from minillm.modes import EvalMode
@@ -144,6 +144,7 @@ def open_cache(
     return cache
 
 
+@our_words
 def generate(
     model: LanguageModel,
     input_ids: Tensor,
@@ -161,11 +162,15 @@ def generate(
 ) -> Tensor:
     """Continue each row of `input_ids` until it ends or has `max_new_tokens` more.
 
+        prompt = torch.tensor([tokenizer.encode("The")])
+        text = tokenizer.decode(generate(model, prompt, max_new_tokens=20)[0])
+
     Args:
         min_new_tokens: so many tokens come before an end token may.
         sampler: chooses one id a row from logits (B, V) and previous ids (B, T) (-1: padding), as
             `Sampler(temperature=0.7)` does.
         attention_mask: 1 for real tokens, 0 for padding, which must stand on the left.
+        eos_token_id: what ends a row, one id or several; None: nothing (default: the config's).
         stop: strings (they need `tokenizer`) or sequences of ids that end a row; they stay in it.
         cache: a kind of cache, one that already holds the beginning of the rows, or None.
         compile: compile the step of one token, once (needs cache="static").

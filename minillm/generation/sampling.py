@@ -20,6 +20,7 @@ from minillm.checks import (
     check_previous_ids,
     check_rows,
     finite_maximum,
+    our_words,
 )
 from minillm.device import to_float64
 
@@ -140,6 +141,7 @@ def draw(probabilities: Tensor, uniform: Tensor) -> Tensor:
     return torch.minimum(ids, last)
 
 
+@our_words
 @dataclass
 class Sampler:
     """Chooses one token a row from logits: penalties, temperature, top-k, top-p, min-p, draw.
@@ -147,6 +149,16 @@ class Sampler:
     Called with logits (B, V) and optionally previous_ids (B, T), which the penalties count, it
     returns ids (B,). `temperature=0` is greedy. `steps` are functions of your own, (logits,
     previous_ids) -> logits, between penalties and temperature.
+
+        ids = generate(model, prompt, max_new_tokens=40, sampler=Sampler(temperature=0.7, seed=1))
+
+    Args:
+        top_k: draw from so many of the likeliest; None for all.
+        top_p: from the likeliest that have this share of the probability, above 0 to 1.
+        min_p: leave out what has less than this share of the likeliest one's probability.
+        repetition_penalty: positive logits of tokens seen before are divided by it, others
+            multiplied: 1 does nothing.
+        presence_penalty, frequency_penalty: taken from their logits once, or as often as seen.
 
     With `seed` an int, row b draws from a stream of its own, seeded with `seed + 1_000_003 * b`;
     with a sequence, with `seed[b]`; with None, all draw from torch's generator. When rows have left

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from minillm.checks import check_adapter
+from minillm.checks import check_adapter, our_words
 from minillm.fence import matches
 from minillm.nn.lora import LoRALinear
 
@@ -67,6 +67,7 @@ def _choose(model: nn.Module, targets: str | Collection[str]) -> list[str]:
     return chosen
 
 
+@our_words
 def add_lora(
     model: nn.Module,
     rank: int,
@@ -82,6 +83,12 @@ def add_lora(
     Where peft says `r`, `lora_alpha` and `target_modules`, these are `rank`, `alpha` and `targets`.
     Targets are written as there: the last parts of the names that the layers have in Hugging Face's
     checkpoints, or whole names; a pattern that fits whole names; or "all-linear": all but the head.
+
+        add_lora(model, rank=8, alpha=16, targets=["q_proj", "v_proj"])
+        print(f"{model.num_parameters(only_trainable=True):,} numbers learn")
+
+    `use_rslora` divides by the root of the rank instead of the rank, `dropout` drops inputs of the
+    adapters while training, `seed` is that of their first draw.
 
     Raises: ValueError, before anything is changed, for targets that are no strings or fit no linear
         layer, a model that has adapters, a rank that a layer cannot have (see `LoRALinear`).

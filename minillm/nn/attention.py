@@ -152,7 +152,9 @@ def attention(
         dropout_p: fraction of the weights to drop; the caller passes 0 outside training.
         backend: "sdpa" (PyTorch's kernels), "eager" (the formula) or "tiled" (memory linear in T).
     Shape: q (B, H, T, D), k (B, G, S, D), v (B, G, S, E) -> (B, H, T, E); mask and bias
-        broadcast to (B, H, T, S).
+        broadcast to (B, H, T, S). One dtype for all three, of floats, which the result has; 16
+        bits are summed in 32. Without keys (S = 0) the result is zeros, without queries empty;
+        causal with T = 1, the query is the last and reads every key.
     Raises: ValueError if shapes or types do not fit, or if causal with T > S.
     Source: Vaswani et al. 2017, equation 1.
     """

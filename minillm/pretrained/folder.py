@@ -108,9 +108,6 @@ def read_folder(
     Raises: ValueError if a weight is missing, unexpected or of another shape, each named, or if the
         config says what is not computed; FileNotFoundError if there is no such file.
     """
-    if not resolve(folder / "config.json").exists() and any(folder.glob("step-*/state.json")):
-        road = "Trainer(..., run=Run(folder)).resume() reads it, save_pretrained writes its model"
-        raise FileNotFoundError(f"{folder} holds a run and no config.json: {road}")
     data = read_json(folder / "config.json")
     config = layout.read_config(data, _generation(folder))
     stored = read_tensors(folder)
@@ -178,7 +175,7 @@ def write_folder(
     data = layout.write_config(model.config)
     if resolve(folder / "adapter_config.json").exists():
         raise ValueError(f"{folder} holds an adapter, which readers would put onto this model")
-    state = _state_of(layout, model)
+    state = {k: v.cpu() for k, v in state_of(layout, model).items()}
     tensors = {k: v.contiguous() for k, v in layout.write_weights(state, model.config).items()}
     shards = _shards(tensors, max_shard_bytes)
 
@@ -249,7 +246,7 @@ def empty_model(model: Callable[[Any], Any], config: Any) -> Any:
         return model(config)
 
 
-def _state_of(layout: Layout, model: nn.Module) -> dict[str, Tensor]:
+def state_of(layout: Layout, model: nn.Module) -> dict[str, Tensor]:
     """The weights that a checkpoint of the config holds, under our names.
 
     Raises: ValueError if the model has others: loaded again, it would be another model.
@@ -264,7 +261,7 @@ def _state_of(layout: Layout, model: nn.Module) -> dict[str, Tensor]:
         )
     built = empty_model(layout.model, model.config)
     wanted = built.state_dict()
-    state = {k: v.detach().cpu() for k, v in model.state_dict().items() if ".lora_" not in k}
+    state = {k: v.detach() for k, v in model.state_dict().items() if ".lora_" not in k}
     if hasattr(model, "packed_layers"):  # a copy of the weights lies beside the model's own
         state = {k: v for k, v in state.items() if k in wanted}
     if state.keys() != wanted.keys():
@@ -388,7 +385,7 @@ def local_place(name: str | os.PathLike[str], revision: str | None = None) -> Pa
             return Path(hf_hub_download(name, files[0], revision=revision))
     except (OSError, ValueError) as error:  # the hub's errors are of these two kinds
         what = name if revision is None else f"{name} at revision {revision}"
-        reason = f"{type(error).__name__}: {error}".strip()
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
         raise FileNotFoundError(
             f"no folder {name!r}, and not from the hub: {what}: {reason}"
         ) from error

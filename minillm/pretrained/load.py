@@ -18,19 +18,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from minillm.checks import check_model, check_tokenizer
+from minillm.checks import check_model, check_tokenizer, our_words
 from minillm.config import ModelConfig
 from minillm.files import resolve
 from minillm.model import CausalLM
 from minillm.nn.layers import ACTIVATIONS
 from minillm.pretrained.folder import (
     TOKENIZER_FILES,
+    WEIGHTS,
     Layout,
     fill,
     fitting_model,
     local_place,
     read_dtype,
     read_folder,
+    state_of,
+    tensors_of,
     with_ends,
     write_folder,
 )
@@ -38,6 +41,7 @@ from minillm.pretrained.weights import read_weights, write_weights
 from minillm.tokenizer.wrapped import load_tokenizer
 
 
+@our_words
 def from_pretrained(
     name: str | os.PathLike[str],
     *,
@@ -46,6 +50,11 @@ def from_pretrained(
     revision: str | None = None,
 ) -> tuple[CausalLM, Any]:
     """The model and the tokenizer, None if there is none, of a folder, a GGUF file or a repository.
+
+        model, tokenizer = from_pretrained("runs/first", dtype="float32")
+        ids = model.generate(torch.tensor([tokenizer.encode("The")]), max_new_tokens=20)
+
+    Of a run's folder that holds no finished model, the newest whole checkpoint is read.
 
     Weights keep the file's dtype unless `dtype` says otherwise; where a file mixes them, the
     config's decides, else the embedding's; a GGUF file's become float32. What
@@ -58,6 +67,9 @@ def from_pretrained(
     wanted, place = read_dtype(dtype), local_place(name, revision)
     if place.is_file():
         return _from_gguf(place, wanted, device)
+    if found := _checkpoint(place):
+        tokenizer = _load_tokenizer(place.parent if found == place else place)
+        return _from_checkpoint(found, wanted, device), tokenizer
     return read_folder(LAYOUT, place, dtype=wanted, device=device), _load_tokenizer(place)
 
 
@@ -76,6 +88,48 @@ def _from_gguf(
     model = fitting_model(LAYOUT, config, shapes, path)
     tokenizer = gguf.read_tokenizer(header)
     return fill(model, gguf.read_weights(header, config), wanted, device), tokenizer
+
+
+def _checkpoint(folder: Path) -> Path | None:
+    """The checkpoint of a run that a folder is, or the newest whole one in it; else None."""
+    from minillm.training.checkpoint import checkpoints, newest_checkpoint
+
+    if resolve(folder / "config.json").exists():
+        return None
+    if (folder / "state.json").exists():
+        return folder
+    found = newest_checkpoint(folder)
+    if found is None and checkpoints(folder):
+        raise ValueError(f"{folder} holds a run, and no checkpoint of it is whole")
+    return found
+
+
+def _from_checkpoint(
+    path: Path, dtype: torch.dtype | None, device: torch.device | str | None
+) -> CausalLM:
+    from minillm.training.checkpoint import CheckpointError, read_state
+
+    try:
+        data = read_state(path).get("model")
+    except CheckpointError as error:
+        raise ValueError(str(error)) from None
+    if not isinstance(data, dict):
+        road = "Trainer(model, ..., run=Run(folder)).resume() reads it into a model"
+        raise ValueError(f"{path} cannot be opened by itself ({data}): {road}")
+    config, tensors = ModelConfig.from_dict(data), dict(tensors_of(path / WEIGHTS))
+    model = fitting_model(LAYOUT, config, tensors, path)
+    return fill(model, tensors.items(), dtype, device)
+
+
+def described(model: Any) -> dict[str, Any] | str:
+    """For a checkpoint: the model's `config.json`, or why weights and config do not make it."""
+    try:
+        if not isinstance(model, CausalLM):
+            raise ValueError(f"its model is not a CausalLM but {type(model).__name__}")
+        state_of(LAYOUT, model)
+        return write_config(model.config)
+    except ValueError as error:
+        return str(error)
 
 
 def save_pretrained(

@@ -142,6 +142,13 @@ class ConversationBatches:
         size = self.settings["batch_size"]
         return [rows[i : i + size] for i in range(0, len(rows), size)]
 
+    def __repr__(self) -> str:
+        size = "{examples} examples, batches of {batch_size} x {context_length}, {layout}"
+        return f"ConversationBatches({size.format(**self.settings)})"
+
+    def __iter__(self) -> "ConversationBatches":
+        return self
+
     def __next__(self) -> tuple[Tensor, Tensor]:
         epoch, place = divmod(self.index, len(self._batches))  # all epochs have as many
         if epoch != self._epoch:

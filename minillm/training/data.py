@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from minillm.checks import check_sizes, check_token_row, index_in
+from minillm.checks import check_end, check_sizes, check_token_row, index_in
 
 __all__ = [
     "BatchSource",
@@ -52,17 +52,25 @@ def epoch_order(seed: int, epoch: int, count: int) -> np.ndarray:
 class RowBatches:
     """Rows of tokens, some at a time, padded to the longest of them; each row once an epoch.
 
+        rows = [[*tokenizer.encode(text), end] for text in texts]
+        inputs, targets = next(RowBatches(rows, 16, end))
+
     The order of an epoch depends on the seed and on the epoch alone; its last batch may be smaller.
 
-    Raises: ValueError if there is no row.
+    Shape: -> inputs (B, T), targets (B, T), int64; targets of padding are -100.
+    Raises: ValueError if there is no row, or no end token.
     """
 
     def __init__(
         self, rows: Sequence[list[int]], batch_size: int, eos_token_id: int, *, seed: int = 0
     ) -> None:
         check_sizes(batch_size=batch_size, rows=len(rows))
+        check_end(eos_token_id)
         self.rows, self.batch_size, self.eos_token_id = rows, batch_size, eos_token_id
         self.seed, self.index = seed, 0
+
+    def __repr__(self) -> str:
+        return f"RowBatches({len(self.rows):,} rows, {self.batch_size} a batch)"
 
     def __iter__(self) -> "RowBatches":
         return self
@@ -112,12 +120,23 @@ def get_batch(
 
 
 class WindowBatches:
-    """Random windows of a row of tokens; batch i depends on the seed and on i alone."""
+    """Random windows of a row of tokens; batch i depends on the seed and on i alone.
+
+        batches = WindowBatches(torch.tensor(tokenizer.encode(text)), 16, 256)
+        inputs, targets = next(batches)
+
+    Shape: tokens (N,), a tensor, an array or a `TokenDataset` -> inputs (B, T), targets (B, T).
+    Raises: ValueError for a text instead of its ids; as batches are drawn, if no window fits.
+    """
 
     def __init__(self, tokens: Any, batch_size: int, context_length: int, *, seed: int = 0) -> None:
         check_token_row(tokens)
         self.tokens, self.batch_size, self.context_length = tokens, batch_size, context_length
         self.seed, self.index = seed, 0
+
+    def __repr__(self) -> str:
+        size = f"batches of {self.batch_size} x {self.context_length}"
+        return f"WindowBatches({len(self.tokens):,} tokens, {size})"
 
     def __iter__(self) -> "WindowBatches":
         return self

@@ -12,7 +12,15 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from minillm.checks import check_documents, check_settings, check_texts, count_in, index_in, quoted
+from minillm.checks import (
+    check_documents,
+    check_end,
+    check_settings,
+    check_texts,
+    count_in,
+    index_in,
+    quoted,
+)
 from minillm.training.data import document_row, epoch_order, pad_rows
 from minillm.training.packing import batches_of_like_length, pack
 
@@ -22,7 +30,10 @@ __all__ = ["DocumentBatches", "StoryDocuments", "TextDocuments"]
 class StoryDocuments:
     """Fresh stories without end, as token ids: story number i depends on the seed and on i alone.
 
-    `language` has `sample(rng)`, which returns an object with a `text`, as `StoryLanguage` does.
+    `language` has `sample(rng)`, which returns an object with a `text`, as `StoryLanguage` does;
+    `encode` is a tokenizer's `encode_ordinary`. For `DocumentBatches`.
+
+    Raises: ValueError for texts instead of a language.
     """
 
     def __init__(
@@ -55,7 +66,12 @@ class StoryDocuments:
 
 
 class TextDocuments:
-    """The texts of a list as token ids, epoch after epoch, each in an order of its own."""
+    """The texts of a list as token ids, epoch after epoch, each in an order of its own.
+
+    `encode` is a tokenizer's `encode_ordinary`. For `DocumentBatches`.
+
+    Raises: ValueError if there is no text, or one text instead of several.
+    """
 
     def __init__(
         self, texts: Sequence[str], encode: Callable[[str], list[int]], *, seed: int = 0
@@ -112,8 +128,12 @@ class DocumentBatches:
 
     A document that is longer than a row is left out, with a warning, and counted in `skipped`.
 
-    Raises: ValueError if `documents` is a text or a list of them (that is `TextDocuments`), or if
-        most of the first documents are too long, before the first batch.
+        documents = TextDocuments(texts, tokenizer.encode_ordinary)
+        batches = DocumentBatches(documents, 16, 256, eos_token_id=tokenizer.eos_token_id)
+
+    Shape: -> inputs (B, T), targets (B, T), int64.
+    Raises: ValueError if `documents` is a text or a list of them (that is `TextDocuments`), without
+        an end token, or, before the first batch, if most of the first documents are too long.
     """
 
     def __init__(
@@ -131,6 +151,7 @@ class DocumentBatches:
         if layout not in ("padded", "packed") or min(sizes) < 1:
             raise ValueError(f"{layout=}, {batch_size=}, {context_length=}, {shuffle_buffer=}")
         check_documents(documents)
+        check_end(eos_token_id)
         self.documents, self.eos_token_id, self.skipped = documents, eos_token_id, 0
         self.settings: dict[str, Any] = {
             "batch_size": batch_size,
@@ -165,6 +186,10 @@ class DocumentBatches:
             warnings.warn(f"{long}: left out ({self.skipped} so far)", stacklevel=3)
         self._buffer, self._carry = _deal(rows, self.settings, self._number)
         self._taken, self._number = 0, self._number + 1
+
+    def __repr__(self) -> str:
+        size = "{batch_size} x {context_length}, {layout}".format(**self.settings)
+        return f"DocumentBatches({type(self.documents).__name__}, batches of {size})"
 
     def __iter__(self) -> "DocumentBatches":
         return self

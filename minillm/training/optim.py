@@ -27,8 +27,13 @@ def _adamw_step(p: Tensor, grad: Tensor, state: dict[str, Tensor], group: dict[s
 class AdamW:
     """Adam with decoupled weight decay, for parameters or groups of them, as `torch.optim.AdamW`.
 
+        optimizer = AdamW(decay_groups(model, 0.1), lr=1e-3, betas=(0.9, 0.95))
+        loss.backward(), optimizer.step(), optimizer.zero_grad()
+
     Source: Loshchilov and Hutter 2019, algorithm 2, with the decay multiplied by the learning rate
     as torch does.
+    Raises: ValueError for a rate, eps or decay below 0, and for betas that are not from 0 to below
+        1.
     """
 
     def __init__(
@@ -101,7 +106,7 @@ def cosine_schedule(
 ) -> float:
     """The rate of step 0, 1, ...: linear up to `max_lr`, half a cosine down to `min_lr`, flat.
 
-    Raises: ValueError if the warm-up is longer than the training or a rate is out of order.
+    Raises: ValueError for a step below 0, a warm-up longer than the training, rates out of order.
     """
     if not 0 <= warmup_steps <= total_steps or not 0 <= min_lr <= max_lr or step < 0:
         raise ValueError(

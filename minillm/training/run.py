@@ -15,7 +15,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from minillm.checks import check_settings
+from minillm.checks import check_settings, check_tokenizer
 from minillm.device import rng_state
 from minillm.training import checkpoint, distributed
 from minillm.training.run_folder import FolderLock, append_record, check_free, forget_after
@@ -29,12 +29,20 @@ class Run:
 
     A checkpoint is written every `checkpoint_interval` steps (0: only at the end), the newest
     `keep` stay, and each record is a line of `metrics.jsonl`. A folder that holds a run is refused
-    unless that run was resumed.
+    unless that run was resumed. `from_pretrained(folder)` opens the newest checkpoint of a
+    `CausalLM`, with `tokenizer` if it was given.
 
     Raises: ValueError for values out of range.
     """
 
-    def __init__(self, folder: str | Path, *, checkpoint_interval: int = 0, keep: int = 2) -> None:
+    def __init__(
+        self,
+        folder: str | Path,
+        *,
+        checkpoint_interval: int = 0,
+        keep: int = 2,
+        tokenizer: Any = None,
+    ) -> None:
         if not folder:
             raise ValueError(f"the folder of a run must have a name, not {folder!r}")
         if checkpoint_interval < 0 or checkpoint_interval % 1:
@@ -42,8 +50,10 @@ class Run:
             raise ValueError(f"{steps} is no count of steps (0: only at the end)")
         if keep < 1 or keep % 1:
             raise ValueError(f"keep {keep!r}: checkpoints are counts from 1")
+        if tokenizer is not None:
+            check_tokenizer(tokenizer)
         self.folder, self.checkpoint_interval, self.keep = Path(folder), checkpoint_interval, keep
-        self.metrics = self.folder / "metrics.jsonl"
+        self.metrics, self.tokenizer = self.folder / "metrics.jsonl", tokenizer
         self.lock: FolderLock | None = None  # while we work in the folder
         self.failed: list[str] = []  # checkpoints, since the last record
         self.begun_by: Any = lambda: None  # a weak reference: whose the folder's content is
@@ -61,6 +71,8 @@ class Run:
             if trainer.processes.rank == 0:
                 self.folder.mkdir(parents=True, exist_ok=True)  # if it cannot be, tell it now
                 forget_after(self.metrics, trainer.step)
+                if self.tokenizer is not None:
+                    self.tokenizer.save(self.folder)
             self.begun_by = weakref.ref(trainer)
             yield
         finally:
@@ -91,8 +103,11 @@ class Run:
         It is a line above the bar, each time, and stands in the next record's `failed_checkpoints`.
         What would fail the next time too, such as a state that is no JSON, is told at once.
         """
+        from minillm.pretrained.load import described
+
         state = {"config": _settings(trainer), "tokens": trainer.tokens}
         state |= {"source": trainer.batches.state_dict(), "meter": trainer.meter.state_dict()}
+        state["model"] = described(trainer.model)  # for from_pretrained
         parts = (trainer.model, trainer.optimizer, trainer.rng)
         try:
             return distributed.save(self.folder, trainer.step, self.keep, *parts, state)

@@ -15,16 +15,23 @@ __all__ = ["FileDocuments", "TokenDataset"]
 
 
 def _write_tokens(
-    path: Path, documents: Iterable[list[int]], *, vocab_size: int, eos_token_id: int
+    path: Path, documents: Iterable[list[int]], *, vocab_size: int, eos_token_id: int | None
 ) -> None:
-    """Write documents one by one, each with an end token; the file appears when it is whole."""
+    """Write documents one by one, each with an end token; the file appears when it is whole.
+
+    Without an end token one follows the other, and an empty one is nothing.
+    """
     from minillm.files import replacing
 
     dtype, count = np.dtype("<u2" if vocab_size <= 2**16 else "<u4"), 0
     with replacing(path) as temporary, open(temporary, "w+b") as file:
         _write_header(file, dtype, 2**62)
         for ids in documents:
-            row = np.asarray(document_row(ids, eos_token_id)[1:])  # it begins at the end before
+            if eos_token_id is not None:
+                ids = document_row(ids, eos_token_id)[1:]  # it begins at the end before
+            elif not ids:
+                continue
+            row = np.asarray(ids)
             if row.min() < 0 or row.max() >= vocab_size:
                 raise ValueError(f"ids {row.min()}..{row.max()}, vocabulary {vocab_size}")
             file.write(row.astype(dtype).tobytes())
@@ -43,7 +50,10 @@ class TokenDataset:
     """Token ids in a file, mapped into memory: as large as the disk, read where touched.
 
     The file is a plain `.npy` of uint16 (uint32 for larger vocabularies); each document ends with
-    the end token.
+    the end token, if there is one.
+
+        ids = (tokenizer.encode_ordinary(text) for text in texts)
+        data = TokenDataset.write("tokens.npy", ids, vocab_size=V, eos_token_id=end)
 
     Raises: ValueError if the file is no such array, FileNotFoundError if there is none.
     """
@@ -61,6 +71,9 @@ class TokenDataset:
                 f"{self.path} holds {self.tokens.dtype} {self.tokens.shape}, not a row of tokens"
             )
 
+    def __repr__(self) -> str:
+        return f"TokenDataset({str(self.path)!r}, {len(self):,} tokens)"
+
     def __len__(self) -> int:
         return len(self.tokens)
 
@@ -76,15 +89,28 @@ class TokenDataset:
 
     @classmethod
     def write(
-        cls, path: str | Path, documents: Iterable[list[int]], *, vocab_size: int, eos_token_id: int
+        cls,
+        path: str | Path,
+        documents: Iterable[list[int]],
+        *,
+        vocab_size: int,
+        eos_token_id: int | None,
     ) -> "TokenDataset":
-        """Write documents one by one, each with an end token; the file appears when it is whole."""
+        """Write documents one by one, each with an end token (None: one follows the other).
+
+        The file appears when it is whole. Raises: ValueError for ids that are not below vocab_size.
+        """
         _write_tokens(Path(path), documents, vocab_size=vocab_size, eos_token_id=eos_token_id)
         return cls(path, eos_token_id=eos_token_id)
 
 
 class FileDocuments:
-    """The documents of a token file, epoch after epoch, each in an order of its own."""
+    """The documents of a token file, epoch after epoch, each in an order of its own.
+
+        documents = FileDocuments(TokenDataset("tokens.npy", eos_token_id=end))
+
+    Raises: ValueError if the file has no whole document, or its end token was not said.
+    """
 
     def __init__(self, dataset: TokenDataset, *, seed: int = 0) -> None:
         self.dataset, self.bounds, self.seed, self.index = dataset, dataset.documents(), seed, 0

@@ -24,6 +24,7 @@ from minillm.checks import (
     check_one_of,
     check_training,
     list_of,
+    our_words,
     whole,
 )
 from minillm.device import forward_of, fresh_rng_state, processes_of, rng_state, set_rng_state
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from minillm.training.run import Run
 
 
+@our_words
 @dataclass(frozen=True)
 class TrainConfig:
     """What decides the numbers of a training, and how often one looks at it.
@@ -47,6 +49,12 @@ class TrainConfig:
     that of dropout, `precision` that of matrix products (weights are float32). Records are made
     every `log_interval` steps; every `eval_interval` (0: at the end) one looks.
 
+    Args:
+        betas, eps, weight_decay: AdamW's; only matrices decay.
+        precision: "float32", or "bfloat16" (autocast).
+        compile: by torch, which needs a C++ compiler.
+        optimizer: "adamw", or "muon" for the layers' matrices.
+        parallel: "ddp", "fsdp" or "tensor", where several processes are.
     Raises: ValueError for values out of range.
     """
 
@@ -176,8 +184,15 @@ class Trainer:
     `eval_interval` steps and at the end. `token_bytes` (V,) adds the loss in bits per byte.
     `on_log` gets each record, `history` keeps them. `run=Run(folder)` writes records and
     checkpoints, and resumes. `balance`, for experts, adds a loss that the records leave out.
+    Losses are in nats a target.
+
+        trainer = Trainer(model, batches, TrainConfig(500), run=Run("runs/first"))
+        history = trainer.train()  # or trainer.resume() before it, to go on from a checkpoint
+
+    Raises: ValueError for parts that are none, such as a number of steps for a config.
     """
 
+    @our_words
     def __init__(
         self,
         model: nn.Module,

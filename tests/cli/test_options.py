@@ -13,6 +13,7 @@ from minillm.cli.corpus import END, documents_to_learn, held_out_texts
 from minillm.cli.main import main
 from minillm.cli.options import check_training, words_of
 from minillm.pretrained.load import from_pretrained
+from minillm.tokenizer.bpe import BPETokenizer
 from minillm.training.scoring import evaluate_text
 from minillm.training.trainer import Trainer
 
@@ -108,6 +109,41 @@ def test_eval_measures_what_the_run_held_out_and_judges_no_grammar(trained, word
     model, tokenizer = from_pretrained(trained)
     bits = evaluate_text(model, tokenizer, words.read_text("utf-8"))
     assert f"{bits:.4f}" in whole and "held-out" not in whole
+
+
+def test_a_tokenizer_without_an_end_token(words, tmp_path, capsys):
+    BPETokenizer.train(words.read_text("utf-8"), 270).save(tmp_path / "plain")
+    out, tokenizer = str(tmp_path / "run"), ["--tokenizer", str(tmp_path / "plain")]
+    loud = [word for word in TINY if word != "--quiet"]  # a sample is shown, too
+    command = ["train", "--output-dir", out, *tokenizer, *loud, "--steps", "2"]
+    for layout in ([], ["--corpus", str(words), "--layout", "packed"]):
+        assert main([*command, *layout]) == 1
+        assert "no end token, where documents end: a text file" in capsys.readouterr().err
+    assert main([*command, "--corpus", str(words)]) == 0
+    assert "step 2, held out" in capsys.readouterr().err
+    assert main(["eval", out, "--device", "cpu"]) == 0
+    assert main(["generate", out, "--device", "cpu", "--prompt", "1", "--max-new-tokens", "3"]) == 0
+    assert main(["generate", out, "--device", "cpu"]) == 1
+    assert "give a --prompt" in capsys.readouterr().err
+
+
+def test_a_run_that_was_interrupted_is_a_model(words, tmp_path, monkeypatch, capsys):
+    step, out = Trainer.one_step, str(tmp_path / "run")
+
+    def one_step(self):
+        if self.step == 2:
+            raise KeyboardInterrupt
+        return step(self)
+
+    monkeypatch.setattr(Trainer, "one_step", one_step)
+    command = ["train", "--corpus", str(words), *TINY, "--steps", "4", "--output-dir"]
+    assert main([*command, out]) == 130
+    assert not (tmp_path / "run" / "config.json").exists()
+    monkeypatch.setattr(Trainer, "one_step", step)
+    assert main(["generate", out, "--device", "cpu", "--max-new-tokens", "3"]) == 0
+    assert main(["eval", out, "--device", "cpu"]) == 0
+    assert main([*command, str(tmp_path / "on"), "--init-from", out]) == 0
+    assert from_pretrained(tmp_path / "on")[0].config == from_pretrained(out)[0].config
 
 
 def test_stop_ends_a_text(trained, capsys):

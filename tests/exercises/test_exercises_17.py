@@ -65,6 +65,34 @@ def stacked(x, w, b):
     return y if b is None else y + b
 
 
+def for_two(inputs, weights, bias):
+    y = inputs[0] @ weights[0].T + inputs[1] @ weights[1].T
+    return y if bias is None else y + bias
+
+
+def spends(inputs, weights, bias):
+    y = row_parallel(inputs, weights, bias)
+    for x in inputs:
+        x.zero_()
+    return y
+
+
+def adds_to_bias(inputs, weights, bias):
+    y = row_parallel(inputs, weights, None)
+    return y if bias is None else bias.add_(1).add(y) - 1
+
+
+def takes_new(keys, new, position):
+    written = write_key(keys, new, position)
+    new.zero_()
+    return written
+
+
+def by_slices(keys, new, position):
+    p = int(position)
+    return torch.cat([keys[:, :, :p], new, keys[:, :, p + 1 :]], 2)
+
+
 WRONG = [
     ("17.1", {**PREDICTED, FORWARD: 10}, "how many blocks has a layer"),
     ("17.1", {**PREDICTED, BOTH: 20}, "which tensor's gradient"),
@@ -80,12 +108,17 @@ WRONG = [
     ("17.2", lambda x, w, b: x[0] @ w[0].T, "other"),
     ("17.2", lambda x, w, b: [row_parallel(x, w, b)], "return one tensor"),
     ("17.2", joined, "no process has those of another"),
+    ("17.2", for_two, "1 process, a bias: a process was asked for"),
+    ("17.2", spends, "the arguments were changed"),
+    ("17.2", adds_to_bias, "the bias was changed"),
     ("17.3", in_place, "keys were changed"),
     ("17.3", by_number, "no program of it knows all positions"),
     ("17.3", next_slot, "the slot after it was written"),
     ("17.3", everywhere, "all slots were written"),
     ("17.3", cleared, "the other slots are empty now"),
     ("17.3", lambda k, n, p: n, "return all keys"),
+    ("17.3", takes_new, "the new key or the position was changed"),
+    ("17.3", by_slices, "by int() or .item()"),
 ]
 
 

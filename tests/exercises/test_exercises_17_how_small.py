@@ -83,6 +83,12 @@ def by_range(weight):
     return (weight / scale).round().to(torch.int8), scale
 
 
+def empties(weight):
+    answer = int8_rows(weight)
+    weight.zero_()
+    return answer
+
+
 RIGHT = {
     "17_how_small.1": with_parents,
     "17_how_small.2": int8_rows,
@@ -111,8 +117,9 @@ WRONG = [
     ("17_how_small.2", one_factor, "what is to be reached"),
     ("17_how_small.2", lambda w: (int8_rows(w)[0].float(), int8_rows(w)[1]), "int8 (6, 9)"),
     ("17_how_small.2", lambda w: int8_rows(w)[0], "return the whole numbers and the factors"),
-    ("17_how_small.2", no_zeros, "what is 0 divided by it"),
+    ("17_how_small.2", no_zeros, "the task asks for 1"),
     ("17_how_small.2", by_range, "its size decides"),
+    ("17_how_small.2", empties, "the argument was changed"),
     ("17_how_small.3", {**PREDICTED, BEFORE: 600_000}, "is there once"),
     ("17_how_small.3", {**PREDICTED, AFTER: 50_000}, "a token's own"),
     ("17_how_small.3", {**PREDICTED, INT8: 10_000}, "besides"),

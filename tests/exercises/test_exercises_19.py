@@ -30,6 +30,10 @@ def base_ten(x, losses, floor):
     return np.exp(start), -slope
 
 
+def two_points(x, losses, floor):
+    return power_law([x[0], x[-1]], [losses[0], losses[-1]], floor)
+
+
 def intervals(x, y, picks, low=0.1, torn=False):
     found = []
     for pick in picks:
@@ -38,6 +42,16 @@ def intervals(x, y, picks, low=0.1, torn=False):
     found.sort()
     cut = int(low * len(found))
     return found[cut], found[len(found) - 1 - cut]
+
+
+def quantiles(x, y, picks):
+    found = [-np.polyfit(np.log(x)[pick], np.log(y)[pick], 1)[0] for pick in picks]
+    return np.quantile(found, [0.1, 0.9])
+
+
+def one_off(x, y, picks):
+    low, high = intervals(x, y, picks), intervals(x, y, picks, low=0.05)
+    return low[0], high[1]
 
 
 def best_size(A, a, B, b, compute):
@@ -67,6 +81,7 @@ WRONG = [
     (ONE, base_ten, "have base 10"),
     (ONE, lambda x, y, floor: (2 * power_law(x, y, floor)[0], power_law(x, y, floor)[1]), "k is r"),
     (ONE, lambda x, y, floor: power_law(x, y, floor)[1], "two numbers"),
+    (ONE, two_points, "least squares uses all"),
     (TWO, {**PREDICTED, LAST: 2}, "2 to what"),
     (TWO, {**PREDICTED, KNOWN: 0.1}, "by the same factor"),
     (TWO, {**PREDICTED, ZERO: 0.2}, "by which factor did the loss"),
@@ -78,6 +93,10 @@ WRONG = [
     (THREE, lambda x, y, picks: intervals(x, y, picks)[::-1], "the lower end first"),
     (THREE, lambda x, y, picks: [-e for e in intervals(x, y, picks)[::-1]], "other sign"),
     (THREE, lambda x, y, picks: intervals(x, y, picks, low=0.3), "the exponents go from"),
+    (THREE, quantiles, "nothing in between"),
+    (THREE, one_off, "left out above as below, 2"),
+    (FOUR, lambda *law: (by_formula(*law), 1.0), "one number"),
+    (FOUR, lambda *law: by_formula(*law) / 1e9, "not billions"),
     (FOUR, lambda *law: law[-1] / 6 / by_formula(*law), "the number of tokens"),
     (FOUR, lambda *law: by_formula(*law, six=1), "six operations"),
     (FOUR, lambda *law: by_formula(*law, same=True), "not the two terms"),
@@ -88,6 +107,7 @@ WRONG = [
 
 def test_other_right_answers():
     assert grade(FOUR, by_formula).status == "correct"
+    assert grade(ONE, lambda *args: np.array(power_law(*args))).status == "correct"
 
 
 def test_a_dictionary_of_dots_is_unsolved():

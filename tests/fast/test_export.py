@@ -139,7 +139,7 @@ def test_the_export_leaves_the_model_as_it_was():
     assert all(p.requires_grad for p in model.parameters())
 
 
-def test_slots_beyond_the_position_are_not_read():
+def test_slots_beyond_the_position_have_weight_zero():
     model = made("llama")
     step = DecodingStep(model, max_length=9)
     noise = tuple(torch.randn(t.shape) * 50 for t in step.empty())
