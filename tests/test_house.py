@@ -55,7 +55,7 @@ MAY_IMPORT = {
     "generation": "cache config model nn",
     "models": "cache config generation model nn",
     "pretrained": "config model models nn tokenizer",
-    "fast": "cache config generation model nn pretrained",
+    "fast": "cache config generation model nn pretrained tokenizer",
     "cli": "",
 }
 

@@ -17,6 +17,8 @@ from torch import Tensor, nn
 
 from minillm.fast.whole import check_whole
 from minillm.model import CausalLM
+from minillm.tokenizer.bpe import BPETokenizer
+from minillm.tokenizer.vocabulary import prune
 
 __all__ = ["Int8Embedding", "Int8Linear", "int8_copy", "prune_vocabulary", "quantize_rows"]
 
@@ -32,7 +34,7 @@ def prune_vocabulary(
         packed or int8.
     """
     check_whole(model)
-    if not hasattr(tokenizer, "prune"):
+    if not isinstance(tokenizer, BPETokenizer):
         kind = type(tokenizer).__name__
         raise ValueError(f"a {kind} cannot be pruned; a BPETokenizer can")
     if not isinstance(model.lm_head, nn.Linear):
@@ -40,7 +42,7 @@ def prune_vocabulary(
     c = model.config
     named = {"bos_token_id": c.bos_token_id, "pad_token_id": c.pad_token_id}
     ends = [i for i in (*named.values(), *c.eos_token_ids) if i is not None]
-    small_tokenizer, old_ids = tokenizer.prune([*map(index, keep_ids), *ends])
+    small_tokenizer, old_ids = prune(tokenizer, [*map(index, keep_ids), *ends])
     new_id = {old: new for new, old in enumerate(old_ids)}
     changes: dict[str, Any] = {k: new_id[i] for k, i in named.items() if i is not None}
     if c.eos_token_id is not None:

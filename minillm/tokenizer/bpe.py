@@ -335,12 +335,6 @@ class BPETokenizer:
         pairs = (parts for _, parts in find_merges(self.ranks) if len(parts) == 2)
         return [(left, right) for left, right in pairs]
 
-    def prune(self, keep_ids: Iterable[int]) -> tuple["BPETokenizer", list[int]]:
-        """A smaller tokenizer, and the old id of each of its ids: new embedding = old[old_ids]."""
-        from minillm.tokenizer.vocabulary import prune
-
-        return prune(self, keep_ids)
-
     def apply_chat_template(
         self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True
     ) -> list[int]:
