@@ -28,11 +28,14 @@ def _inputs_and_targets(answer: Callable[[list[int], list[bool]], Any]) -> str |
     for ids, mask in cases:
         wanted = _targets(ids, mask)
         case = f"ids {ids}, mask {mask}"
-        got = answer(list(ids), list(mask))
+        given = list(ids), list(mask)
+        got = answer(*given)
         if not isinstance(got, tuple | list) or len(got) != 2:
             return f"{case}: return two lists, the inputs and the targets"
         inputs, targets = (list(part) for part in got)
         if (inputs, targets) == wanted:
+            if given != (ids, mask):
+                return f"{case}: the lists that were given are changed: make new ones"
             continue
         if (targets, inputs) == wanted:
             return f"{case}: return the inputs first, then the targets"

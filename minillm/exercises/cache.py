@@ -287,11 +287,11 @@ def _finish(answer: Callable[[Tensor, int, int], tuple[Tensor, Tensor]]) -> str 
             answered = answer(ids, 9, 0)
         shapes = [tuple(getattr(x, "shape", ())) for x in answered]
         if shapes != [tuple(ids.shape), (len(rows),)]:
-            message = "return two tensors: the ids (B, T), then the lengths (B,)"
+            said = "return two tensors: the ids (B, T), then the lengths (B,)"
             if len(shapes) == 2:
-                message += f"; here {tuple(ids.shape)} and {(len(rows),)}, not "
-                message += f"{shapes[0]} and {shapes[1]}"
-            return message
+                said += f"; here {tuple(ids.shape)} and {(len(rows),)}, not "
+                said += f"{shapes[0]} and {shapes[1]}"
+            return said
         got, got_lengths = (x.tolist() for x in answered)
         if ids.tolist() != rows:
             return "you changed the ids that you were given: work on a copy"

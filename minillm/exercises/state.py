@@ -220,19 +220,27 @@ def _halver(answer: Callable[[list[int]], Any]) -> str | None:
             return f"{case}: dt has a step for each of {len(marks)} positions"
         if any(not 0 <= float(step) < math.inf for step in steps):
             return f"{case}: a step is a number from 0"
-        h = kept = 0.0
-        for t, (mark, step) in enumerate(zip(marks, steps, strict=True)):
-            x = rng.uniform(-10, 10)
-            h = math.exp(float(step) * float(A)) * h + float(step) * x
-            kept = x if mark else kept / 2
-            if abs(h - kept) > 1e-2:
-                if mark and abs(step - 1) > 1e-3:
+        # random inputs, then those that leak the most: all as large as allowed
+        for draw in (lambda: rng.uniform(-10, 10), lambda: 10.0, lambda: -10.0):
+            h = kept = let_in = 0.0
+            for t, (mark, step) in enumerate(zip(marks, steps, strict=True)):
+                x, left = draw(), math.exp(float(step) * float(A))
+                h = left * h + float(step) * x
+                kept = x if mark else kept / 2
+                let_in = 0.0 if mark else left * let_in + float(step) * x
+                if abs(h - kept) <= 1e-2:
+                    continue
+                if mark and abs(step - 1) > 5e-4:
                     return f"{case}: position {t} enters with the weight {step}, not with 1"
                 if mark:
                     return f"{case}: at position {t} the older input is still there: h = {h:.3f}"
-                if step > 1e-3:
+                if step > 1e-1:
                     return f"{case}: position {t} is not marked, and its input came in"
-                left = math.exp(float(step) * float(A))
+                if abs(let_in) > abs(h - kept) / 2:
+                    return (
+                        f"{case}: by position {t} unmarked inputs of {x:g} have let in "
+                        f"{abs(let_in):.4f} in all: make the small step smaller, the rate larger"
+                    )
                 return f"{case}: at position {t} a share of {left:.3f} is left of before, not 0.5"
     return None
 

@@ -2,7 +2,7 @@
 
 import math
 
-from minillm.exercises import state
+from minillm.exercises import grade, state
 
 
 def weights_of(dt, a, B, C, *, future=False, steps=True, shift=1, turned=False):
@@ -66,6 +66,11 @@ def halver(marks, *, A=-693147.18, other=1e-6, mark=1.0):
     return [mark if m else other for m in marks], A
 
 
+def slower(marks, rate):
+    """Halves, but the smaller the rate, the more the unmarked inputs add up to."""
+    return halver(marks, A=-float(rate), other=math.log(2) / rate)
+
+
 def reach(**changes):
     answer = dict(zip(state.REACH, (4, 10, 1, 193, 100), strict=True))
     return answer | {list(answer)[int(key[1:])]: value for key, value in changes.items()}
@@ -125,6 +130,9 @@ WRONG = [
     ("12.3", lambda m: (halver(m)[0][:-1], -20.0), "a step for each of 5 positions"),
     ("12.3", lambda m: halver(m, other=-1.0), "a step is a number from 0"),
     ("12.3", lambda m: halver(m)[0], "return two things"),
+    ("12.3", lambda m: slower(m, 1000), "unmarked inputs of 10 have let in 0.01"),
+    ("12.3", lambda m: slower(m, 1100), "unmarked inputs of 10 have let in 0.01"),
+    ("12.3", lambda m: slower(m, 1300), "unmarked inputs of 10 have let in 0.01"),
     ("12.4", reach(_0=3), "count the position itself too"),
     ("12.4", reach(_1=12), "has itself read further back"),
     ("12.4", reach(_1=4), "has itself read further back"),
@@ -134,3 +142,7 @@ WRONG = [
     ("12.4", reach(_4=...), "not filled in yet"),
     ("12.4", 5, "a dictionary with the 5 questions"),
 ]
+
+
+def test_a_rate_just_large_enough_is_right():
+    assert grade("12.3", lambda m: slower(m, 1400)).status == "correct"

@@ -30,6 +30,14 @@ def inputs_masked(ids, mask):
     return [i if m else -100 for i, m in zip(ids, mask, strict=True)][:-1], ids[1:]
 
 
+def overwriting(ids, mask):
+    inputs = ids[:-1]
+    for t, learned in enumerate(mask):
+        if not learned:
+            ids[t] = -100
+    return inputs, ids[1:]
+
+
 def alone(numbers):
     T = len(numbers)
     positions = []
@@ -82,6 +90,7 @@ WRONG = [
     ("13.1", lambda ids, mask: (ids[:-1], shifted(ids, mask)[1][1:]), "4 inputs and 3 targets"),
     ("13.1", lambda ids, mask: shifted(ids, mask)[1], "return two lists"),
     ("13.1", lambda ids, mask: shifted(ids, mask)[::-1], "the inputs first, then the targets"),
+    ("13.1", overwriting, "the lists that were given are changed"),
     ("13.2", {**COUNTED, ONE: 3}, "learn to stop"),
     ("13.2", {**COUNTED, OUTSIDE: 4}, "not marked does not count"),
     ("13.2", {**COUNTED, EMPTY: 0}, "how does it end"),
