@@ -45,7 +45,7 @@ class _Made(TorchDispatchMode):
 )
 def _adapted_product(answer: Callable[..., Any]) -> str | None:
     generator = torch.Generator().manual_seed(0)
-    cases = [(6, 4, 2, 3.0), (4, 6, 3, 3.0), (5, 5, 1, 2.0), (3, 7, 2, 0.5)]
+    cases = [(6, 4, 2, 5.0), (4, 6, 3, 3.0), (5, 5, 1, 2.0), (3, 7, 2, 0.5)]
     for rows, columns, rank, alpha in cases:
         x, W, A, B = (
             torch.randn(*shape, generator=generator)
@@ -67,6 +67,8 @@ def _adapted_product(answer: Callable[..., Any]) -> str | None:
             return f"{case}: the adapter is missing"
         if _same(got, plain + alpha * low):
             return f"{case}: alpha is taken whole; what should it be divided by?"
+        if _same(got, plain + alpha // rank * low):
+            return f"{case}: alpha / r is {alpha / rank:g}, not {alpha // rank:g}"
         if _same(got, plain + low):
             return f"{case}: alpha has no effect"
         if _same(got, plain + alpha / rank**0.5 * low):
@@ -128,6 +130,9 @@ def _adapter_size(answer: Callable[[ModelConfig, int], Any]) -> str | None:
         full = 2 * rank * c.num_hidden_layers * (H - G) * c.head_dim
         if full and got == wanted + full:
             return f"{case}: keys and values have {G} heads, not {H}"
+        wider = c.head_dim - c.hidden_size // H
+        if wider and got == wanted - 2 * rank * c.num_hidden_layers * (H + G) * wider:
+            return f"{case}: a head has head_dim = {c.head_dim} numbers, not C / heads"
         return f"{case}: {got:,} is not {wanted:,}, off by {got - wanted:,}"
     return None
 
@@ -153,13 +158,17 @@ def _merged_weights(answer: Callable[..., Any]) -> str | None:
     wanted = dict(before)
     for name, (A, B, scale) in adapters.items():
         wanted[name] = before[name] + scale * B @ A
-    given = dict(weights)
+    given, trained = dict(weights), {n: (A.clone(), B.clone()) for n, (A, B, _) in adapters.items()}
     got = answer(given, dict(adapters))
     if given.keys() != before.keys() or any(given[name] is not weights[name] for name in weights):
         return "the old dictionary was changed"
     changed = [name for name in before if not torch.equal(weights[name], before[name])]
     if changed:
         return f"the old tensor of {changed[0]!r} was changed: nobody can take the change out"
+    for name, kept in trained.items():
+        for letter, old, now in zip("AB", kept, adapters[name], strict=False):
+            if not torch.equal(old, now):
+                return f"{letter} of {name!r} was changed: the adapter is wrong the next time"
     if not isinstance(got, dict) or got.keys() != before.keys():
         return f"return a dictionary with the names {', '.join(before)}"
     for name, tensor in wanted.items():
@@ -177,6 +186,8 @@ def _merged_weights(answer: Callable[..., Any]) -> str | None:
         if _same(got[name], before[name]):
             return f"{name!r} was not changed"
         return f"{name!r} is not W + scale B A"
+    if answer(given, {}) is given:
+        return "with no adapters the old dictionary itself comes back: return a new one"
     return None
 
 

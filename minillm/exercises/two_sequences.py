@@ -43,7 +43,16 @@ def _cross_mask(answer: Callable[[Tensor, int], Any]) -> str | None:
             return "turned round: True is where a position may read"
         if torch.equal(full, wanted & torch.ones(T, S, dtype=torch.bool).tril()):
             return "a causal mask has no place here: the source is all there"
-        return f"for ids {rows} and padding {pad} target position 0 reads {full[0, 0, 0].tolist()}"
+        row, target, right = next(
+            (b, t, wanted[b, 0, t].tolist())
+            for b in range(B)
+            for t in range(T)
+            if not torch.equal(full[b, :, t], wanted[b, :, t])
+        )
+        return (
+            f"for ids {rows[row]} and padding {pad} target position {target} reads "
+            f"{full[row, 0, target].tolist()}, it should be {right}"
+        )
     return None
 
 
@@ -101,7 +110,10 @@ def _prefix_mask(answer: Callable[[int, int], Any]) -> str | None:
         if mask[S:, S:].triu(1).any():
             return f"{case}: a target token reads one that comes after it"
         row = int((mask != wanted).any(1).nonzero()[0])
-        return f"{case}: row {row} is {mask[row].int().tolist()}"
+        return (
+            f"{case}: row {row} is {mask[row].int().tolist()}, it should be "
+            f"{wanted[row].int().tolist()}"
+        )
     return None
 
 
@@ -137,6 +149,8 @@ def _t5(answer: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Any]) -> str 
             return "the numbers of the table are missing"
         if _close(got, ((q @ k.mT).softmax(-1) + bias) @ v):
             return "the numbers are added to the scores, before the softmax, not to the weights"
+        if _close(got, (q @ k.mT + table[buckets].reshape(H, T, S)).softmax(-1) @ v):
+            return "table[buckets] has its heads on the last axis: move it, a reshape mixes them"
         return f"for H = {H}, T = {T}, S = {S} off by up to {(got - wanted).abs().max():.3f}"
     return None
 
@@ -164,6 +178,11 @@ def _loss_of_pairs(answer: Callable[[EncoderDecoder, Tensor, Tensor, int], Any])
         if not isinstance(got, Tensor) or got.shape != ():
             return f"return one number as a tensor, the mean, not {_shape(got)}"
         if _close(got, wanted):
+            idle = _without_gradient(got, model) - _without_gradient(wanted, model)
+            if idle:
+                return (
+                    f"the number is right, but no gradient reaches {min(idle)}: it is not trained"
+                )
             continue
         copied = model(source, target, attention_mask=mask)
         for wrong, why in (
@@ -188,6 +207,14 @@ def _loss_of_pairs(answer: Callable[[EncoderDecoder, Tensor, Tensor, int], Any])
                 return why
         return f"the loss should be {wanted:.4f}, not {got:.4f}"
     return None
+
+
+def _without_gradient(loss: Tensor, model: EncoderDecoder) -> set[str]:
+    names, weights = zip(*model.named_parameters(), strict=True)
+    if not loss.requires_grad:
+        return set(names)
+    found = torch.autograd.grad(loss, weights, allow_unused=True, retain_graph=True)
+    return {name for name, gradient in zip(names, found, strict=True) if gradient is None}
 
 
 def _loss(logits: Tensor, labels: Tensor, ignored: int) -> Tensor:

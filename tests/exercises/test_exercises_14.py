@@ -18,6 +18,10 @@ def undivided(x, W, A, B, alpha):
     return x @ W.T + alpha * (x @ A.T) @ B.T
 
 
+def whole_division(x, W, A, B, alpha):
+    return x @ W.T + alpha // len(A) * (x @ A.T) @ B.T
+
+
 def no_alpha(x, W, A, B, alpha):
     return x @ W.T + (x @ A.T) @ B.T
 
@@ -84,6 +88,23 @@ def merged(weights, adapters):
     return out
 
 
+def square_heads(c, rank):
+    same = size(c, rank)
+    heads = 2 * (c.num_attention_heads + c.num_key_value_heads) * rank * c.num_hidden_layers
+    return same + heads * (c.hidden_size // c.num_attention_heads - c.head_dim)
+
+
+def scaled_B(weights, adapters):
+    return {
+        n: W + adapters[n][1].mul_(adapters[n][2]) @ adapters[n][0] if n in adapters else W
+        for n, W in weights.items()
+    }
+
+
+def nothing_to_do(weights, adapters):
+    return merged(weights, adapters) if adapters else weights
+
+
 def in_place(weights, adapters):
     for name, (A, B, scale) in adapters.items():
         weights[name] += scale * B @ A
@@ -132,6 +153,7 @@ RIGHT = {"14.1": adapted, "14.2": size, "14.3": merged, "14.4": pack}
 WRONG = [
     ("14.1", plain, "the adapter is missing"),
     ("14.1", undivided, "alpha is taken whole"),
+    ("14.1", whole_division, "alpha / r is 2.5, not 2"),
     ("14.1", no_alpha, "alpha has no effect"),
     ("14.1", root, "rsLoRA"),
     ("14.1", square_only, "a transpose is missing"),
@@ -147,9 +169,12 @@ WRONG = [
     ("14.2", lambda c, r: size(c, r, b=False), "A alone"),
     ("14.2", lambda c, r: size(c, r, a=False), "B alone"),
     ("14.2", lambda c, r: size(c, r, groups=c.num_attention_heads), "have 2 heads, not 4"),
+    ("14.2", square_heads, "a head has head_dim = 10 numbers, not C / heads"),
     ("14.2", lambda c, r: size(c, r) + 1, "off by 1"),
     ("14.2", lambda c, r: "many", "return a number"),
     ("14.3", in_place, "the old tensor of 'embed' was changed"),
+    ("14.3", scaled_B, "B of 'head' was changed"),
+    ("14.3", nothing_to_do, "the old dictionary itself comes back"),
     ("14.3", same_dictionary, "the old dictionary was changed"),
     ("14.3", tied, "the embedding was changed"),
     ("14.3", twice, "added twice"),

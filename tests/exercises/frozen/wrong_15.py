@@ -60,6 +60,10 @@ def t5(q, k, v, table, buckets, *, scale=1.0, all_scaled=1.0, bias=1.0, after=0.
     return (weights + after * added) @ v
 
 
+def reshaped(q, k, v, table, buckets):
+    return (q @ k.mT + table[buckets].reshape(-1, *buckets.shape)).softmax(-1) @ v
+
+
 def one_head(q, k, v, table, buckets):
     return (q @ k.mT + table[buckets][..., 0]).softmax(-1) @ v
 
@@ -72,6 +76,13 @@ def loss(model, source, target, pad, *, fed=None, first=None, last=None, begin=0
     return F.cross_entropy(logits.mT, target[:, last:][:, : logits.shape[1]], ignore_index=counted)
 
 
+def frozen_encoder(model, source, target, pad):
+    memory = model.encode(source, attention_mask=(source != pad).long())
+    memory = memory._replace(keys_values=[(k.detach(), v.detach()) for k, v in memory[0]])
+    logits = model.decode(shift_right(target, model.config), memory)
+    return F.cross_entropy(logits.mT, target, ignore_index=pad)
+
+
 def source_unmasked(model, source, target, pad):
     logits = model(source, shift_right(target, model.config))
     return F.cross_entropy(logits.mT, target, ignore_index=pad)
@@ -82,7 +93,7 @@ WRONG = [
     ("15.1", lambda ids, pad: (ids != pad)[:, None, :, None], "does not broadcast"),
     ("15.1", lambda ids, pad: (ids != pad)[:, None], "does not broadcast"),
     ("15.1", lambda ids, pad: cross_mask(ids, pad).int(), "a bool tensor"),
-    ("15.1", lambda ids, pad: cross_mask(ids, 0), "for ids [[1, 3]"),
+    ("15.1", lambda ids, pad: cross_mask(ids, 0), "reads [True, True], it should be [True, False]"),
     ("15.1", causal_too, "a causal mask has no place"),
     ("15.1", in_place, "were changed"),
     ("15.2", {**HELD, MANY: 50}, "bring the source a key"),
@@ -97,12 +108,13 @@ WRONG = [
     ("15.3", lambda S, T: prefix_mask(S, T).T, "not written yet"),
     ("15.3", blind_target, "the whole source"),
     ("15.3", open_target, "comes after it"),
-    ("15.3", not_itself, "row 3 is"),
+    ("15.3", not_itself, "row 3 is [1, 1, 1, 0, 0], it should be [1, 1, 1, 1, 0]"),
     ("15.3", lambda S, T: prefix_mask(S, T)[S:], "should be bool (5, 5)"),
     ("15.4", lambda *a: t5(*a, scale=a[0].shape[-1] ** -0.5), "root of D"),
     ("15.4", lambda *a: t5(*a, all_scaled=a[0].shape[-1] ** -0.5), "root of D"),
     ("15.4", lambda *a: t5(*a, bias=0.0), "missing"),
     ("15.4", lambda *a: t5(*a, bias=0.0, after=1.0), "before the softmax"),
+    ("15.4", reshaped, "a reshape mixes them"),
     ("15.4", one_head, "for H = 3"),
     ("15.4", lambda *a: t5(*a)[:, 0], "return (2, 3, 4, 8)"),
     ("15.5", lambda *a: loss(*a, first=-1, last=1), "as it was given"),
@@ -111,6 +123,8 @@ WRONG = [
     ("15.5", lambda *a: loss(*a, fed=a[2], first=-1, last=1), "the start token is never fed"),
     ("15.5", lambda *a: loss(*a, first=-1), "asked for nowhere"),
     ("15.5", lambda *a: loss(*a, ignored=-100), "padding of the target is counted"),
+    ("15.5", lambda *a: loss(*a).detach(), "no gradient reaches"),
+    ("15.5", frozen_encoder, "no gradient reaches"),
     ("15.5", source_unmasked, "the padding of the source is read"),
     ("15.5", lambda *a: 2 * loss(*a), "the loss should be"),
     ("15.5", lambda *a: loss(*a).item(), "return one number as a tensor"),
