@@ -166,7 +166,7 @@ def _merged_weights(answer: Callable[..., Any]) -> str | None:
     if changed:
         return f"the old tensor of {changed[0]!r} was changed: nobody can take the change out"
     for name, kept in trained.items():
-        for letter, old, now in zip("AB", kept, adapters[name], strict=False):
+        for letter, old, now in zip("AB", kept, adapters[name][:2], strict=True):
             if not torch.equal(old, now):
                 return f"{letter} of {name!r} was changed: the adapter is wrong the next time"
     if not isinstance(got, dict) or got.keys() != before.keys():

@@ -43,16 +43,10 @@ def _cross_mask(answer: Callable[[Tensor, int], Any]) -> str | None:
             return "turned round: True is where a position may read"
         if torch.equal(full, wanted & torch.ones(T, S, dtype=torch.bool).tril()):
             return "a causal mask has no place here: the source is all there"
-        row, target, right = next(
-            (b, t, wanted[b, 0, t].tolist())
-            for b in range(B)
-            for t in range(T)
-            if not torch.equal(full[b, :, t], wanted[b, :, t])
-        )
-        return (
-            f"for ids {rows[row]} and padding {pad} target position {target} reads "
-            f"{full[row, 0, target].tolist()}, it should be {right}"
-        )
+        row, head, at, _ = (full != wanted).nonzero()[0].tolist()
+        reads, right = (m[row, head, at].tolist() for m in (full, wanted))
+        case = f"for ids {rows[row]} and padding {pad} target position {at}"
+        return f"{case} reads {reads}, it should be {right}"
     return None
 
 
