@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import fields
 from functools import wraps
 from inspect import signature
@@ -41,13 +41,15 @@ _OURS = {
     "lora_alpha": "alpha",
     "target_modules": "targets",
     "lora_dropout": "dropout",
-    "max_length": "max_new_tokens",
+    "max_length": "max_new_tokens|context_length|window",  # the first that the function has
     "max_tokens": "max_new_tokens",
     "do_sample": "sampler=Sampler()",
     **{k: f"sampler=Sampler({k}=...)" for k in ("temperature", "top_k", "top_p", "min_p", "seed")},
     "repetition_penalty": "sampler=Sampler(repetition_penalty=...)",
     "num_beams": "beam_search(model, ids, num_beams=...)",
-    "num_return_sequences": "beam_search(model, ids, num_return=...)",
+    "num_return_sequences": "num_return|input_ids=ids.repeat_interleave(n, 0) when sampling, "
+    "beam_search(model, ids, num_return=...) with beams",
+    "logits_processor": "sampler=Sampler(steps=[f]), f(logits, previous_ids),",
     "stop_strings": "stop",
     "use_cache": "cache",
     "streamer": "stream_text(model, tokenizer, prompt, ...)",
@@ -87,9 +89,12 @@ _OURS = {
 }
 
 
-def said_here(strange: Collection[str], known: Collection[str]) -> str:
+def said_here(strange: Set[str], known: Collection[str]) -> str:
     """Names that are not known, what they are called here if that is known, and the known ones."""
-    ours = [f"{name} is {_OURS[name]} here" for name in sorted(strange) if name in _OURS]
+    ours = []
+    for name in sorted(strange & _OURS.keys()):
+        words = _OURS[name].split("|")
+        ours.append(f"{name} is {next((x for x in words if x in known), words[-1])} here")
     return "; ".join([", ".join(sorted(strange)), *ours, f"it has {', '.join(known)}"])
 
 
@@ -500,6 +505,31 @@ def check_targets(logits: Any, targets: Tensor, ignore_index: int) -> None:
         low, high = (int(x) for x in counted.aminmax())
         if low < 0 or high >= V:
             raise ValueError(f"targets {low}..{high} outside the vocabulary of {V}")
+
+
+def check_shifted(model: Any, inputs: Tensor, targets: Tensor) -> None:
+    """Raises: ValueError for a `CausalLM` whose targets are its inputs, and not what follows them.
+
+    They may be, in rows of one token again and again, or by chance, where fewer than 8 count.
+    """
+    plain = hasattr(getattr(model, "config", None), "family") and targets.ndim == 2
+    if not plain or inputs.shape != targets.shape:
+        return
+    targets = targets.to(inputs.device)
+    counted = targets != -100
+    if counted.sum() < 8 or (inputs != targets)[counted].any():
+        return
+    if not (inputs[:, 1:] == targets[:, :-1])[counted[:, :-1]].all():
+        road = "of ids (B, T) inputs are ids[:, :-1], targets ids[:, 1:]"
+        raise ValueError(f"targets equal inputs, and nothing is shifted here: {road}")
+
+
+def check_cached(cache: Any, length: int) -> None:
+    """Raises: ValueError unless each layer has put `length` positions into its cache."""
+    for i, layer in enumerate(cache.layers):
+        if layer.holds_keys and layer.length < length:
+            road = "see help(minillm.MultiHeadAttention), or generate with cache=None"
+            raise ValueError(f"layer {i} did not call cache.update(keys, values): {road}")
 
 
 def check_sizes(**sizes: int | None) -> None:

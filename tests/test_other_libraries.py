@@ -23,6 +23,7 @@ from minillm import (
     save_pretrained,
     stream_text,
 )
+from minillm.training.sft import Example
 
 transformers = pytest.importorskip("transformers")
 
@@ -42,6 +43,7 @@ def theirs(ours, tmp_path_factory):
 
 
 IDS = torch.tensor([[1, 2, 3]])
+EXAMPLE = Example([1, 2, 3], [False, True, True])
 CASES = {
     "their model": (lambda m, t: generate(m, IDS, max_new_tokens=1), 0, "no model of minillm"),
     "their model, saved": (lambda m, t: save_pretrained(m, None, "x"), 0, "no model of minillm"),
@@ -59,6 +61,14 @@ CASES = {
     "their encoding": (
         *(lambda m, t: generate(m, t("a", return_tensors="pt"), max_new_tokens=1), 1),
         "hand in its entries, **encoding",
+    ),
+    "a batch to decode, special tokens left out": (
+        *(lambda m, t: t.decode(IDS, skip_special_tokens=True), None),
+        "[decode(row) for row in ids]",
+    ),
+    "examples to train on": (
+        *(lambda m, t: Trainer(m, [EXAMPLE], TrainConfig(1), progress=False).train(), None),
+        "ConversationBatches(examples, batch_size, context_length) makes batches",
     ),
     "their map": (lambda m, t: attention_maps(m, IDS), 0, "self_attn is LlamaAttention"),
     "a dict as config": (lambda m, t: CausalLM({"vocab_size": 9}), None, "not a builtins.dict"),
@@ -115,7 +125,7 @@ CASES = {
     "one id to decode": (lambda m, t: t.decode(97), None, "for one id [97]"),
     "their names of sizes": (
         *(lambda m, t: ModelConfig(vocab_size=9, n_layer=1), None),
-        "has no n_layer; it has vocab_size, hidden_size, num_hidden_layers",
+        "n_layer is num_hidden_layers here; it has vocab_size, hidden_size",
     ),
     "a text for the tokenizer": (
         *(lambda m, t: minillm.evaluate_text(m, "a", t), None),
@@ -166,6 +176,7 @@ SPELLINGS = {  # a keyword of another library: where it is typed, what it is cal
     **dict.fromkeys(["r", "lora_alpha", "target_modules", "lora_dropout"], add_lora),
     **dict.fromkeys(["do_sample", "temperature", "top_k", "num_beams", "max_length"], generate),
     **dict.fromkeys(["stop_strings", "streamer", "num_return_sequences"], generate),
+    "logits_processor": generate,
     **dict.fromkeys(["torch_dtype", "device_map"], minillm.from_pretrained),
     **dict.fromkeys(["n_layer", "n_head", "n_embd", "block_size", "bias"], ModelConfig),
     **dict.fromkeys(["d_model", "n_positions", "layer_norm_epsilon"], ModelConfig),
@@ -185,6 +196,82 @@ def test_a_keyword_of_theirs_is_told_in_our_words(word, ours):
     assert word not in known
     name = called.partition("=")[0].partition("(")[0].partition(" ")[0]
     assert name in known or hasattr(minillm, name)
+
+
+@pytest.mark.parametrize(
+    "part, word, ours",
+    [
+        (generate, "max_length", "max_new_tokens"),
+        (stream_text, "temperature", "sampler=Sampler(temperature=...)"),
+        (beam_search, "num_return_sequences", "num_return"),
+        (minillm.evaluate_text, "max_length", "window"),
+        (minillm.ConversationBatches, "max_length", "context_length"),
+    ],
+)
+def test_a_keyword_is_told_in_the_words_of_the_function(part, word, ours):
+    with pytest.raises(TypeError) as error:
+        part(**{word: 1})
+    assert f"{part.__name__} has no {word}; {word} is {ours} here; it has " in str(error.value)
+
+
+def train_on(batch, model=None, **more):
+    torch.manual_seed(0)
+    model = CausalLM(ModelConfig(260, 16, 1, 2, 24)) if model is None else model
+    return Trainer(model, [batch], TrainConfig(2), progress=False, **more).train()
+
+
+ROW = torch.arange(1, 13).expand(2, -1)
+
+
+@pytest.mark.parametrize("ignored", [0, 1, 4])
+def test_targets_that_are_the_inputs_are_refused(ignored):
+    targets = ROW.clone()
+    targets[:, :ignored] = -100
+    with pytest.raises(ValueError, match=r"inputs are ids\[:, :-1\], targets ids\[:, 1:\]$"):
+        train_on((ROW, targets))
+
+
+def test_targets_that_may_be_the_inputs_are_learned():
+    constant = torch.tensor([[1], [2]]).expand(2, 12)  # what follows a token is the same token
+    mostly = ROW.clone()
+    mostly[0, -1] = 99
+    own_shift = {"loss": lambda x, y: minillm.cross_entropy(x[:, :-1], y[:, 1:])}
+    no_decoder = torch.nn.Sequential(torch.nn.Embedding(260, 8), torch.nn.Linear(8, 260))
+    assert train_on((constant, constant)) and train_on((ROW, mostly))
+    assert train_on((ROW[:, :3], ROW[:, :3]))  # too few to tell
+    assert train_on((ROW, ROW), **own_shift) and train_on((ROW, ROW), no_decoder)
+
+
+class Forgetful(torch.nn.Module):
+    """An attention that leaves the cache alone, as one that takes `**more` easily does."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x, *, cache=None, mask=None, is_causal=True, **more):
+        return self.inner(x, mask=None, is_causal=True, **more)
+
+
+@pytest.mark.parametrize("layers", [[1], [0, 1]])
+def test_an_attention_that_forgets_the_cache_is_named(layers):
+    model = CausalLM(ModelConfig(260, 16, 2, 2, 24))
+    for i in layers:
+        model.model.layers[i].self_attn = Forgetful(model.model.layers[i].self_attn)
+    wanted = rf"^layer {layers[0]} did not call cache.update\(keys, values\): see help"
+    for kind in ("dynamic", "static"):
+        with pytest.raises(ValueError, match=wanted):
+            generate(model, IDS, max_new_tokens=4, cache=kind)
+    ids = generate(model, IDS, max_new_tokens=4, cache=None, eos_token_id=None)
+    assert torch.equal(ids[:, -1], model(ids[:, :-1])[:, -1].argmax(-1))
+
+
+def test_an_adapter_is_no_model(ours, tmp_path):
+    model = CausalLM(ModelConfig(260, 16, 1, 2, 24))
+    add_lora(model, 2, 4)
+    minillm.save_adapter(model, tmp_path / "adapter")
+    with pytest.raises(FileNotFoundError, match=r"it holds an adapter: load_adapter\(model, '"):
+        minillm.from_pretrained(tmp_path / "adapter")
 
 
 def test_an_unknown_keyword_is_answered_with_those_that_are_known():

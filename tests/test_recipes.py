@@ -5,6 +5,7 @@ import inspect
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -60,7 +61,7 @@ def hf_model():
 
 
 def test_they_use_public_names_only():
-    assert len(RECIPES) == 11
+    assert len(RECIPES) == 12
     for code in RECIPES.values():
         imported = re.search(r"from minillm import (\([^)]*\)|.*)", code)[1]
         assert set(re.findall(r"\w+", imported)) <= {*minillm.__all__}
@@ -70,6 +71,32 @@ def test_they_use_public_names_only():
 def test_a_text_of_your_own(folder, capsys):
     found, _ = run("A text of your own", capsys)
     assert found["after"] < found["before"] - 1
+
+
+def test_several_prompts(folder, capsys):
+    found, out = run("Several prompts at once", capsys)
+    model, tokenizer = found["model"], found["tokenizer"]
+    for prompt, row in zip(found["prompts"], found["ids"], strict=True):
+        alone = torch.tensor([tokenizer.encode(prompt)])
+        wanted = minillm.generate(model, alone, max_new_tokens=12)[0]
+        assert torch.equal(row[-12:], wanted[-12:]) and prompt in out
+        assert tokenizer.decode(wanted, skip_special_tokens=True) in out
+
+
+def test_each_call_of_the_table_for_users_of_other_libraries_runs(tmp_path, capsys):
+    shutil.copytree(ROOT / "assets" / "stories-en", tmp_path / "model")
+    model, tokenizer = minillm.from_pretrained(tmp_path / "model", dtype="float32")
+    given = {name: getattr(minillm, name) for name in minillm.__all__}
+    given |= {"model": model, "tokenizer": tokenizer, "folder": tmp_path / "model"}
+    given |= {"texts": ["One day", "Once upon a time"], "prompt": "One day"}
+    given["ids"] = given["x"] = given["y"] = torch.tensor([tokenizer.encode("One day a fox")])
+    given |= {"tokens": torch.arange(99), "batches": [(given["ids"][:, :-1], given["ids"][:, 1:])]}
+    rows = PAGE.partition("## If you know")[2].partition("## All")[0].split("|---|---|\n")[1]
+    rows = [row.split(" | ")[1] for row in rows.splitlines() if row]
+    assert len(rows) == 15
+    for row in rows:
+        for call in re.findall(r"`(.+?)`", row):
+            exec(call, given)
 
 
 def test_log_probabilities(folder, capsys):

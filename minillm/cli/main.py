@@ -38,6 +38,16 @@ from minillm.cli.terminal import prepare, tell
 from minillm.cli.train import train
 
 
+class Command(argparse.ArgumentParser):
+    """A command's options; what is none of them is answered with the command's own usage."""
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        found, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            self.error(f"unrecognized arguments: {' '.join(unknown)}")
+        return found, unknown
+
+
 def parser() -> argparse.ArgumentParser:
     """The commands and their options."""
     top = argparse.ArgumentParser(
@@ -45,7 +55,8 @@ def parser() -> argparse.ArgumentParser:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    commands = top.add_subparsers(required=True, metavar="train | generate | chat | eval")
+    kinds = "train | generate | chat | eval"
+    commands = top.add_subparsers(required=True, metavar=kinds, parser_class=Command)
 
     def command(function: Any, add_options: Any, name: str, text: str) -> None:
         made = commands.add_parser(name, help=text, description=text, formatter_class=OneDefault)

@@ -14,7 +14,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from minillm.cache.base import KVCache
-from minillm.checks import check_drawn, check_model, check_prompt, check_room, our_words
+from minillm.checks import (
+    check_cached,
+    check_drawn,
+    check_model,
+    check_prompt,
+    check_room,
+    our_words,
+)
 from minillm.config import ModelConfig
 from minillm.generation.sampling import GREEDY, end_ids, enforce_min_new_tokens
 from minillm.modes import EvalMode
@@ -95,6 +102,8 @@ def decode_loop(
         forward = step if end - done == 1 else model
         with torch.inference_mode(), no_dropout:
             logits = forward(ids[:, done:], attention_mask=real, cache=cache, logits_to_keep=1)
+            if end == T and cache is not None:  # once: an attention of one's own may forget it
+                check_cached(cache, end)
             drawn = check_drawn(sampler(logits[:, -1], seen), B)
         if not all(running):
             drawn = drawn.masked_fill(~torch.tensor(running, device=ids.device), stopping.filler)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from minillm.checks import our_words
 from minillm.device import to_float64
 from minillm.generation.sampling import end_ids, enforce_min_new_tokens
 from minillm.modes import EvalMode
@@ -117,6 +118,7 @@ def _longer(
     return [([*live[i // V][0], i % V], value) for value, i in pairs if value > -math.inf]
 
 
+@our_words
 def beam_search(
     step: Step | nn.Module,
     prompt: Tensor,

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from minillm.cache.base import KVCache
-from minillm.checks import check_model, check_prompt, check_tokenizer, check_utf8
+from minillm.checks import check_model, check_prompt, check_tokenizer, check_utf8, our_words
 from minillm.config import ModelConfig
 from minillm.generation.decoding import (
     FROM_CONFIG,
@@ -74,6 +74,7 @@ def _overlap(text: str, stop: str) -> int:
     return next(n for n in range(min(len(text), len(stop)), -1, -1) if text.endswith(stop[:n]))
 
 
+@our_words
 def stream_text(
     model: CausalLM,
     tokenizer: Any,

@@ -70,6 +70,9 @@ def from_pretrained(
     if found := _checkpoint(place):
         tokenizer = _load_tokenizer(place.parent if found == place else place)
         return _from_checkpoint(found, wanted, device), tokenizer
+    if resolve(place / "adapter_config.json").exists() and not (place / "config.json").exists():
+        road = f"load_adapter(model, {str(place)!r}) puts it onto its model"
+        raise FileNotFoundError(f"{place} has no config.json, it holds an adapter: {road}")
     return read_folder(LAYOUT, place, dtype=wanted, device=device), _load_tokenizer(place)
 
 

@@ -262,6 +262,7 @@ class BPETokenizer:
         if skip_special_tokens:
             left_out = {*self.special_tokens.values()}
             ids = ids.tolist() if hasattr(ids, "tolist") else ids
+            check_one_row(ids)
             ids = [i for i in ids if i not in left_out]
         return self.decode_bytes(ids).decode("utf-8", errors)
 

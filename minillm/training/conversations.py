@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from minillm.checks import check_utf8, index_in, quoted
+from minillm.checks import check_utf8, index_in, our_words, quoted
 from minillm.tokenizer.chat_template import render_answers
 from minillm.training.packing import share_rows
 from minillm.training.sft import Example, token_mask
@@ -88,6 +88,7 @@ def conversation_examples(
     return examples
 
 
+@our_words
 class ConversationBatches:
     """Batches of examples, epoch after epoch, each in an order of its own: a `BatchSource`.
 

@@ -23,6 +23,7 @@ def cross_entropy(
     """Negative log-likelihood of the targets in nats, in float32 (float64 if the logits are).
 
     `mean` divides by the number of targets that count; if none does, there is nothing to learn: 0.
+    Nothing is shifted here: of ids (B, T), `cross_entropy(model(ids)[:, :-1], ids[:, 1:])`.
     Targets of floating point are probabilities of all ids (`minillm.training.expected_loss`).
 
     Shape: logits (..., V), targets (...) or, of floating point, (..., V) -> scalar.

@@ -55,6 +55,8 @@ class PlainBatches:
             road = "of texts, RowBatches or TextDocuments and DocumentBatches make batches"
             if isinstance(batch, Mapping):  # as transformers has them: it shifts by one itself
                 road = "of ids (B, T) inputs are ids[:, :-1], targets ids[:, 1:]"
+            if hasattr(batch, "mask"):  # an `Example`
+                road = "ConversationBatches(examples, batch_size, context_length) makes batches"
             raise ValueError(f"a batch must be (inputs, targets), not {quoted(batch)}; {road}")
         return batch[0], batch[1]
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from minillm.checks import check_text, check_tokenizer
+from minillm.checks import check_text, check_tokenizer, our_words
 from minillm.modes import EvalMode
 from minillm.tokenizer.pretokenizer import well_formed
 
@@ -37,6 +37,7 @@ def token_log_probs(
     return logits.gather(-1, input_ids[:, 1:, None]).squeeze(-1) - logits.logsumexp(-1)
 
 
+@our_words
 def evaluate_text(
     model: nn.Module,
     tokenizer: Any,

@@ -22,6 +22,7 @@ from minillm.checks import (
     SHARE,
     check_kind,
     check_one_of,
+    check_shifted,
     check_training,
     list_of,
     our_words,
@@ -262,6 +263,8 @@ class Trainer:
         """Draw the batches of a step; leave their clipped gradient in the parameters."""
         drawn = [next(self.batches) for _ in range(self.config.gradient_accumulation_steps)]
         counts = [_count(targets, self.token_bytes) for _, targets in drawn]
+        if self.step == 0 and self.loss is None:
+            check_shifted(self.model, *drawn[0])
         count, num_bytes = (sum(column) for column in zip(*counts, strict=True))
         losses, half = [], self.config.precision == "bfloat16"
         parts = [self.processes.share(batch) for batch in drawn]

@@ -452,6 +452,14 @@ def test_the_module_runs():
     assert done.returncode == 2 and "usage" in done.stderr
 
 
+def test_an_unknown_option_is_answered_with_the_options_of_its_command(capsys):
+    with pytest.raises(SystemExit):
+        main(["generate", "--model", "A", "--max_new_tokens", "3"])
+    said = capsys.readouterr().err
+    assert said.startswith("usage: python -m minillm generate ") and "--max-new-tokens" in said
+    assert said.endswith("error: unrecognized arguments: --model --max_new_tokens 3\n")
+
+
 def test_documents_of_a_text_file_are_read_without_empty_ones(tmp_path):
     path = tmp_path / "text.txt"
     path.write_text("<|endoftext|>one\nmore<|endoftext|>\n\n<|endoftext|>two\n", encoding="utf-8")
