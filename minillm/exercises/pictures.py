@@ -123,11 +123,14 @@ _SHUFFLED: dict[str, Callable[[Tensor, tuple[int, int], int], Tensor]] = {
 )
 def _pixel_shuffle(answer: Callable[[Tensor, tuple[int, int], int], Any]) -> str | None:
     # the first grid tells all mistakes apart: in one of two rows, exchanged sides are a reshape
-    for rows, columns, C, r in ((4, 6, 3, 2), (2, 4, 3, 2), (3, 6, 2, 3), (6, 4, 1, 2)):
+    for rows, columns, C, r in ((4, 6, 3, 2), (2, 4, 3, 2), (6, 12, 2, 3), (6, 4, 1, 2)):
         features = torch.arange(2 * rows * columns * C).float().view(2, rows * columns, C)
         wanted = pixel_shuffle(features, (rows, columns), r)
         got = answer(features.clone(), (rows, columns), r)
         case = f"a grid of {rows} x {columns}, r = {r}"
+        twos = pixel_shuffle(features, (rows, columns), 2)
+        if r > 2 and isinstance(got, Tensor) and torch.equal(got, twos):
+            return f"{case}: you join squares of 2 x 2, whatever r is"
         if not isinstance(got, Tensor) or got.shape != wanted.shape:
             return f"{case}: the result is {tuple(wanted.shape)}, not {_shape(got)}"
         if torch.equal(got, wanted):
@@ -170,6 +173,8 @@ def _picture_mask(answer: Callable[[Tensor, int, int], Any]) -> str | None:
             return f"{case}: turned round: True is where a token may read"
         seen = (ids == mark).cumsum(1)[..., None]
         which = torch.arange(1, wanted.shape[2] // n + 1).repeat_interleave(n)
+        if torch.equal(got, seen == which.view(-1, n).T.flatten()):
+            return f"{case}: all features of the first picture come first, then the second's"
         if torch.equal(got, seen >= which):
             return f"{case}: a token sees the last picture before it, no earlier one"
         if torch.equal(got, (seen - (ids == mark)[..., None].long()) == which):

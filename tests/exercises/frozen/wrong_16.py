@@ -87,6 +87,11 @@ def of_the_first_row(ids, mark, n):
     return (ids == mark).cumsum(1)[..., None] == which
 
 
+def tiled(ids, mark, n):
+    which = torch.arange(1, int((ids == mark).sum(1).max()) + 1).repeat(n)
+    return (ids == mark).cumsum(1)[..., None] == which
+
+
 WRONG = [
     ("16.1", lambda x, p: x.reshape(len(x), -1, x.shape[1] * p * p), "a reshape alone cuts strips"),
     ("16.1", columns_first, "go down the columns"),
@@ -108,6 +113,8 @@ WRONG = [
     ("16.3", lambda x, grid, r: x, "the result is (2, 6, 12)"),
     ("16.3", lambda x, grid, r: pixel_shuffle(x, grid, r).flip(1), "the first vector is"),
     ("16.3", exchanged, "you cut it as (columns, rows)"),
+    ("16.3", lambda x, grid, r: pixel_shuffle(x, grid, 2), "squares of 2 x 2, whatever r is"),
+    ("16.4", tiled, "all features of the first picture come first"),
     ("16.4", all_before, "sees the last picture before it, no earlier one"),
     ("16.4", after_the_mark, "the mark itself sees its picture"),
     ("16.4", lambda *a: ~picture_mask(*a), "turned round"),
