@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import fields
 from functools import wraps
 from inspect import signature
@@ -89,10 +89,10 @@ _OURS = {
 }
 
 
-def said_here(strange: Set[str], known: Collection[str]) -> str:
+def said_here(strange: Collection[str], known: Collection[str]) -> str:
     """Names that are not known, what they are called here if that is known, and the known ones."""
     ours = []
-    for name in sorted(strange & _OURS.keys()):
+    for name in sorted({*strange} & _OURS.keys()):
         words = _OURS[name].split("|")
         ours.append(f"{name} is {next((x for x in words if x in known), words[-1])} here")
     return "; ".join([", ".join(sorted(strange)), *ours, f"it has {', '.join(known)}"])
