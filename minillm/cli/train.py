@@ -138,10 +138,10 @@ def _prepare(a: argparse.Namespace) -> tuple[Any, Any]:
 def _model_config(a: argparse.Namespace, tokenizer: Any) -> Any:
     """The config of --init-from, or of the options of the model."""
     from minillm.config import ModelConfig
-    from minillm.pretrained.load import from_pretrained
+    from minillm.pretrained.load import config_of
 
     if a.init_from is not None:
-        return from_pretrained(a.init_from)[0].config
+        return config_of(a.init_from)
     end = tokenizer.eos_token_id
     try:
         return ModelConfig(

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from minillm.checks import check_model, check_tokenizer, our_words
 from minillm.config import ModelConfig
-from minillm.files import resolve
+from minillm.files import read_json, resolve
 from minillm.model import CausalLM
 from minillm.nn.layers import ACTIVATIONS
 from minillm.pretrained.folder import (
@@ -107,9 +107,19 @@ def _checkpoint(folder: Path) -> Path | None:
     return found
 
 
-def _from_checkpoint(
-    path: Path, dtype: torch.dtype | None, device: torch.device | str | None
-) -> CausalLM:
+def config_of(name: str | os.PathLike[str]) -> ModelConfig:
+    """The config of what `from_pretrained` opens there; weights and tokenizer stay unread."""
+    place = local_place(name)
+    if place.is_file():
+        from minillm.pretrained import gguf
+
+        return gguf.read_config(gguf.read_header(place))
+    if found := _checkpoint(place):
+        return _config_of_checkpoint(found)
+    return ModelConfig.from_dict(read_json(place / "config.json"))
+
+
+def _config_of_checkpoint(path: Path) -> ModelConfig:
     from minillm.training.checkpoint import CheckpointError, read_state
 
     try:
@@ -119,7 +129,13 @@ def _from_checkpoint(
     if not isinstance(data, dict):
         road = "Trainer(model, ..., run=Run(folder)).resume() reads it into a model"
         raise ValueError(f"{path} cannot be opened by itself ({data}): {road}")
-    config, tensors = ModelConfig.from_dict(data), dict(tensors_of(path / WEIGHTS))
+    return ModelConfig.from_dict(data)
+
+
+def _from_checkpoint(
+    path: Path, dtype: torch.dtype | None, device: torch.device | str | None
+) -> CausalLM:
+    config, tensors = _config_of_checkpoint(path), dict(tensors_of(path / WEIGHTS))
     model = fitting_model(LAYOUT, config, tensors, path)
     return fill(model, tensors.items(), dtype, device)
 
