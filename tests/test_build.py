@@ -197,6 +197,30 @@ def test_after_a_pull_the_next_edit_is_one_edit(root):
     assert "both were edited" in build.drift(root)[0]
 
 
+def test_pull_leaves_what_was_edited_in_the_notebook_alone(root, capsys):
+    page, module = root / "notebooks" / "01_toy.ipynb", root / "minillm" / "toy.py"
+    edit(page, "a + b", "b + a")
+    before = page.read_bytes()
+    assert build.main(["pull", "--root", str(root)]) == 0
+    said = capsys.readouterr().out
+    assert "pull: nothing to do" in said and "the notebook was edited, run make build" in said
+    edit(module, "a + b", "a + b + 0")
+    text = module.read_bytes()
+    assert build.main(["pull", "--root", str(root)]) == 1
+    said = capsys.readouterr().err
+    assert "in add: both were edited: `python tools/build.py pull minillm/toy.py` keeps" in said
+    assert (page.read_bytes(), module.read_bytes()) == (before, text)
+    build.pull(root, ["minillm/toy.py"])
+    assert "a + b + 0" in page.read_text(encoding="utf-8")
+    assert (root / "build" / "before_pull" / "01_toy.ipynb").read_bytes() == before
+
+
+def test_in_a_learners_copy_the_command_is_grade(root):
+    (root / "given.json").write_text("{}", encoding="utf-8")
+    edit(root / "notebooks" / "01_toy.ipynb", "a + b", "b + a")
+    assert "the notebook was edited, run make grade NB=01" in build.drift(root)[0]
+
+
 def test_pull_says_what_moved_and_what_is_new(root, capsys):
     edit(
         root / "minillm" / "toy.py",

@@ -162,7 +162,8 @@ for call in (lambda: GREEDY(None), lambda: GREEDY.seed, lambda: rate(0, 1, 1, 1,
         env=student.environment(made, made / "unused"),
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == [
+    assert "there, then not in minillm/: save the page, make grade NB=07" in done.stdout
+    assert [line.partition(". If ")[0] for line in done.stdout.splitlines()] == [
         "NotWritten GREEDY is not written yet: notebooks/09_sampling.ipynb, cell n11934",
         "NotWritten GREEDY is not written yet: notebooks/09_sampling.ipynb, cell n11934",
         "NotWritten cosine_schedule is not written yet: notebooks/07_training.ipynb, cell 422dd181",
@@ -532,6 +533,44 @@ def test_a_chapter_that_passes_names_the_next(copy, monkeypatch):
     student.fill(copy, ROOT, ["03"])
     monkeypatch.setattr(student, "run_tests", lambda *a: [{"test": "t", "outcome": "passed"}])
     assert "all of it passes; next: 04_multihead" in student.grade(copy, "03")
+    path = copy.root / "minillm/nn/attention.py"
+    path.write_text(path.read_text("utf-8").replace("float32", "float64"), "utf-8")
+    said = "\n".join(student.grade(copy, "03"))
+    assert "the module was edited, run make pull" in said and "all of it passes" not in said
+    assert "these tests ran on minillm/ as it was before" in said
+
+
+def test_a_chapter_without_a_body_is_not_tested(copy, monkeypatch):
+    monkeypatch.setattr(student, "run_tests", None)
+    said = student.grade(copy, "03")
+    assert "no test was run: they all wait for what is not written" in said
+    assert any(line.startswith("next: ") for line in said)
+
+
+def test_what_a_page_has_and_the_package_not_yet(copy):
+    student.fill(copy, ROOT, ["03"])
+    (line,) = student.waiting_lines(copy, [{"message": "softmax"}] * 2, "03")
+    assert line == "waiting for softmax (its page has it, minillm/ not yet): 2"
+
+
+def test_a_file_that_cannot_be_read_and_more_than_five_failures(copy, monkeypatch):
+    monkeypatch.setitem(student.TESTS, "01", ["test_a.py", "test_b.py"])
+    tests = "\n".join(f"def test_{i}():\n    assert {i} == 7\n" for i in range(7))
+    (copy.root / "tests/test_a.py").write_text(tests)
+    (copy.root / "tests/test_b.py").write_text("from minillm.ngram import renamed\n")
+    student.fill(copy, ROOT, ["01"])
+    said = "\n".join(student.grade(copy, "01"))
+    assert (
+        "failed: tests/test_b.py (none of its tests could run)\n        ImportError: cannot" in said
+    )
+    assert "and 3 more: test_4, test_5, test_6\nall that the tests said: build/grade_01.txt" in said
+
+
+def test_pages_and_sync_sort_imports_alike(made):
+    """render, which `sync` calls, runs beside not_written.py; render_all, for `grade`, does not."""
+    owned = {"nn.attention": build.owners(made)["nn.attention"]}
+    alone = build.render(owned["nn.attention"], "nn.attention", made)
+    assert build.render_all(owned, made)["nn.attention"] == alone
 
 
 @pytest.mark.parametrize(

@@ -434,7 +434,7 @@ def module_name(root: Path, path: str | Path) -> str:
     return ".".join(parts[parts.index("minillm") + 1 :] if "minillm" in parts else parts)
 
 
-OURS = 'lint.isort.known-first-party = ["minillm"]'
+OURS = 'lint.isort.known-first-party = ["minillm", "not_written"]'  # the latter: in a copy
 RUFF = (
     ["check", "--select", "I,RUF022", "--fix-only", "--quiet", "--config", OURS],
     ["format", "--quiet"],
@@ -553,9 +553,9 @@ def drift(root: Path = ROOT) -> list[str]:
     for module, text in render_all(owned, root).items():
         path, notebook = module_path(root, module), owned[module]
         if not path.exists():
-            problems.append(f"{shown(module)} is missing: run make build")
+            problems.append(f"{shown(module)} is missing: run {build_command(root, notebook)}")
         elif read(path) != text:
-            mend = which_command(root, module, notebook.path, text)
+            mend = which_command(root, module, notebook, text)
             names = differences(text, read(path), shown(module))
             problems.append(
                 f"{shown(module)} differs from notebooks/{notebook.name}{names}: {mend}"
@@ -570,22 +570,40 @@ def drift(root: Path = ROOT) -> list[str]:
     return problems
 
 
-def which_command(root: Path, module: str, notebook: Path, built: str) -> str:
-    """Whose edit is newer? Ask what both said last: when they were built or pulled, or, in git,
-    committed; without either, the clock."""
+def edited(root: Path, module: str, notebook: Notebook, built: str) -> str:
+    """Which side was edited, "module", "notebook" or "both"? Ask what both said last: when they
+    were built or pulled, or, in git, committed; without either, the clock."""
     path = module_path(root, module)
     committed = in_git(root, path)
     known = [remembered(root).get(module), None if committed is None else digest(committed)]
     for agreed in known:
         if agreed == digest(built):
-            return "the module was edited, run make pull"
+            return "module"
         if agreed == digest(read(path)):
-            return "the notebook was edited, run make build"
+            return "notebook"
     if any(known):
-        return "both were edited: make pull keeps the module's edits, make build the notebook's"
-    newer = path.stat().st_mtime > notebook.stat().st_mtime
-    edited = "module is newer, run make pull" if newer else "notebook is newer, run make build"
-    return f"the {edited}"
+        return "both"
+    return "module" if path.stat().st_mtime > notebook.path.stat().st_mtime else "notebook"
+
+
+def which_command(root: Path, module: str, notebook: Notebook, built: str) -> str:
+    """The command that carries an edit over, in words."""
+    side = edited(root, module, notebook, built)
+    if side == "both":
+        one = f"python tools/build.py pull {shown(module)}"
+        other = f"python tools/build.py build {notebook.name}"
+        return (
+            f"both were edited: `{one}` keeps the module's edits (and the notebook as it was in "
+            f"build/before_pull/), `{other}` the notebook's"
+        )
+    command = "make pull" if side == "module" else build_command(root, notebook)
+    return f"the {side} was edited, run {command}"
+
+
+def build_command(root: Path, notebook: Notebook) -> str:
+    """What carries a notebook's edits over: in a learner's copy `grade` does."""
+    in_copy = (root / "given.json").exists()
+    return f"make grade NB={notebook.path.name[:2]}" if in_copy else "make build"
 
 
 AGREED = "build/agreed.json"  # of each module, a digest of the text at which both sides agreed last
@@ -640,25 +658,43 @@ def named_texts(text: str, where: str) -> dict[str, str]:
 
 
 def pull(root: Path = ROOT, only: Iterable[str] = ()) -> list[str]:
-    """Carry edits of minillm/*.py back into their cells; returns the notebooks that changed."""
+    """Carry edits of minillm/*.py back into their cells; returns the notebooks that changed.
+
+    A notebook's own edits stay. Where both sides were edited, only a module that is named is
+    carried, and the notebook as it was is kept in build/before_pull/. Raises: BuildError where it
+    is not named, before anything is written.
+    """
     only, owned = {module_name(root, name) for name in only}, owners(root)
     for module in only - set(owned):
         raise BuildError(f"no notebook builds {shown(module)}")
-    changed: dict[str, None] = {}
+    sides = {}
     for module, notebook in owned.items():
         path = module_path(root, module)
         if (only and module not in only) or not path.exists():
             continue
-        text = read(path)
         built = render(notebook, module, root)
-        if text != built:
-            pull_module(notebook, module, text, root)
-            again = render(notebook, module, root)
-            check_carried(notebook, module, built, text, again, root)
-            notebook.save()
-            changed[notebook.name] = None
-            write(path, again)
-            remember(root, {module: again})
+        if read(path) == built:
+            continue
+        sides[module] = edited(root, module, notebook, built)
+        if sides[module] == "both" and not only:
+            names = differences(built, read(path), shown(module))
+            where = f"{shown(module)} and notebooks/{notebook.name} differ{names}"
+            raise BuildError(f"{where}: {which_command(root, module, notebook, built)}")
+    changed: dict[str, None] = {}
+    for module, side in sides.items():
+        if side == "notebook" and not only:
+            continue
+        path, notebook = module_path(root, module), owned[module]
+        text, built = read(path), render(notebook, module, root)
+        if side != "module":
+            write(root / "build" / "before_pull" / notebook.path.name, read(notebook.path))
+        pull_module(notebook, module, text, root)
+        again = render(notebook, module, root)
+        check_carried(notebook, module, built, text, again, root)
+        notebook.save()
+        changed[notebook.name] = None
+        write(path, again)
+        remember(root, {module: again})
     return list(changed)
 
 
@@ -881,7 +917,8 @@ def sync(name: str) -> None:
             )
             return
         if not same and only_check:
-            raise BuildError(f"{shown(module)} differs from notebooks/{name}: run make build")
+            command = build_command(ROOT, notebook)
+            raise BuildError(f"{shown(module)} differs from notebooks/{name}: run {command}")
         if not same:
             write(path, text)
             remember(ROOT, {module: text})
@@ -912,7 +949,7 @@ def main(argv: list[str] | None = None) -> int:
         else:
             before = places(args.root)
             changed = pull(args.root, args.names)
-            said = moves(before, places(args.root))
+            said = moves(before, places(args.root)) + ([] if args.names else drift(args.root))
     except BuildError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

@@ -428,8 +428,8 @@ def rebuild(copy: Copy, pages: list[str]) -> list[str]:
         for module, text in texts.items():
             path = build.module_path(copy.root, module)
             if path.exists() and build.read(path) != text:
-                mend = build.which_command(copy.root, module, notebook.path, text)
-                if "make pull" in mend:
+                mend = build.which_command(copy.root, module, notebook, text)
+                if not mend.startswith("the notebook was edited"):
                     said.append(
                         f"not built: {build.shown(module)} and notebooks/{name} differ: {mend}"
                     )
@@ -566,15 +566,14 @@ def grade(copy: Copy, chapter: str) -> list[str]:
     (name,) = pages_of(copy.given, [chapter])
     chapter = name[:2]
     start = time.perf_counter()
-    said = remarks(copy, chapter) + rebuild(
-        copy, [n for n in copy.given["names"] if n[:2] <= chapter]
-    )
-    results = run_tests(copy.root, chapter)
+    not_built = rebuild(copy, [n for n in copy.given["names"] if n[:2] <= chapter])
+    said = remarks(copy, chapter) + not_built
+    done, todo = written(copy)[name]
+    results = run_tests(copy.root, chapter) if done else []
     counts = {
         kind: [r for r in results if r["outcome"] == kind]
         for kind in ("passed", "failed", "waiting")
     }
-    done, todo = written(copy)[name]
     log = f"build/grade_{chapter}.txt"
     lines = [f"note: {line}" for line in said]
     lines.append(
@@ -582,11 +581,15 @@ def grade(copy: Copy, chapter: str) -> list[str]:
         + ", ".join(f"{len(found)} {kind}" for kind, found in counts.items())
         + f" ({time.perf_counter() - start:.0f} s)"
     )
-    if not results:
+    if not done:
+        lines.append("no test was run: they all wait for what is not written")
+    elif not results:
         lines.append(f"no test was run: see {log}")
+    if not_built and results:
+        lines.append("these tests ran on minillm/ as it was before: see the note")
     lines += failed_lines(counts["failed"], log)
     lines += waiting_lines(copy, counts["waiting"], chapter)
-    if done == todo and len(counts["passed"]) == len(results) > 0:
+    if done == todo and len(counts["passed"]) == len(results) > 0 and not not_built:
         later = [n for n, (d, t) in written(copy).items() if d < t and n > name]
         ahead = f"next: {later[0].removesuffix('.ipynb')}" if later else "no page is left"
         lines.append(f"all of it passes; {ahead}")
@@ -597,16 +600,17 @@ def grade(copy: Copy, chapter: str) -> list[str]:
 
 
 def failed_lines(failed: list[dict], log: str) -> list[str]:
-    """Five tests that failed, each once, however many cases of it did, with its first message."""
+    """Tests that failed, each once, however many cases of it did, the first five with a message."""
     cases: dict[str, list[dict]] = {}
     for result in failed:
         cases.setdefault(result["test"].partition("[")[0], []).append(result)
     lines = []
     for test, results in list(cases.items())[:5]:
         times = f" ({len(results)} cases)" if len(results) > 1 else ""
-        lines.append(f"failed: {test}{times}\n        {results[0]['message']}")
-    if len(cases) > 5:
-        lines.append(f"        and {len(cases) - 5} more")
+        whole_file = "" if "::" in test else " (none of its tests could run)"
+        lines.append(f"failed: {test}{whole_file}{times}\n        {results[0]['message']}")
+    if more := [test.rpartition("::")[2] for test in list(cases)[5:]]:
+        lines.append(f"and {len(more)} more: {', '.join(more)}")
     return [*lines, f"all that the tests said: {log}"] if failed else []
 
 
@@ -618,8 +622,9 @@ def waiting_lines(copy: Copy, waiting: list[dict], chapter: str) -> list[str]:
         wanted[result["message"]] = wanted.get(result["message"], 0) + 1
     lines = []
     for missing, count in sorted(wanted.items(), key=lambda pair: -pair[1]):
-        page, heading = spots.get(missing, ("?", "?"))
-        lines.append(f'waiting for {missing} ({page[:2]}, under "{heading}"): {count}')
+        page, heading = spots.get(missing, ("", ""))
+        where = f'{page[:2]}, under "{heading}"' if page else "its page has it, minillm/ not yet"
+        lines.append(f"waiting for {missing} ({where}): {count}")
     earlier = [m for m in wanted if m in spots and spots[m][0][:2] < chapter]
     mine = [m for m, (page, _) in spots.items() if page[:2] == chapter]
     if earlier:

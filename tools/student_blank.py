@@ -33,7 +33,12 @@ class NotWritten(Exception):
     """Of a name, a page, a cell. No NotImplementedError: abstract methods use that."""
 
     def __str__(self) -> str:
-        return "{} is not written yet: notebooks/{}.ipynb, cell {}".format(*self.args)
+        name, page, cell = self.args
+        return (
+            f"{name} is not written yet: notebooks/{page}.ipynb, cell {cell}. If it is written "
+            f"there, then not in minillm/: save the page, make grade NB={page[:2]}, restart "
+            "the kernel"
+        )
 
 
 class unwritten:

@@ -46,6 +46,9 @@ def first_lines(error: object, said_by_a_process: str) -> str:
     if isinstance(error, subprocess.CalledProcessError):  # its own text is the command
         said = f"{said_by_a_process}\n{error.stderr or ''}".strip().splitlines()
         lines = [f"a process that the test began ended with {error.returncode}", *said[-1:]]
+    if isinstance(error, pytest.Collector.CollectError):  # its own text is a traceback
+        lines = [line[1:].strip() for line in str(error).splitlines() if line.startswith("E ")][-1:]
+        return lines[0][:400] if lines else str(error)[-400:]
     said = f"{type(error).__name__}: {' | '.join(lines)}"[:240]
     frames = traceback.extract_tb(error.__traceback__) if isinstance(error, BaseException) else []
     for frame in reversed(frames):
