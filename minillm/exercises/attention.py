@@ -139,7 +139,7 @@ PREDICTIONS: dict[str, tuple[int, str]] = {
     "score of query 2 with key 3": (18, "a score is the dot product of the two rows"),
     "first number of the output of query 2, rounded": (
         15,
-        "scores 27, 9 and 18: what does exp make of differences of 9 and 18? Then round",
+        "softmax sees differences of scores: what does exp make of a difference of 9? Then round",
     ),
     "True entries of causal_mask(2, 5)": (9, "the last query reads everything, the one before?"),
     "weight of the first word on itself, causal": (1, "what else may it read?"),

@@ -171,7 +171,7 @@ def _find_the_mistakes(answer: Callable[[nn.Module, Any, Batches], float]) -> st
             if not _close(found, weights):
                 continue
             if mistakes:
-                left = f" ({count} mistakes are left)" if count > 1 else ""
+                left = f" (at least {count} mistakes are left)" if count > 1 else ""
                 return MISTAKES[mistakes[0]] + left
             if loss is None or loss is ...:
                 return "the training is right; now return the last loss"
@@ -219,7 +219,8 @@ def _epochs(answer: Any, length: int) -> str | None:
             raise Unsolved
         x, y = batch
         if x.shape != (3, 10) or y.shape != (3, 10):
-            return f"a batch has shapes (3, 10) and (3, 10), not {tuple(x.shape)}, {tuple(y.shape)}"
+            shapes = f"{tuple(x.shape)} and {tuple(y.shape)}"
+            return f"batch {len(seen) // 3 + 1} has the shapes {shapes}, expected (3, 10) twice"
         if not {*x.flatten().tolist(), *y.flatten().tolist()} <= place.keys():
             return "a batch holds ids that are not in the text: give its tokens, not their places"
         starts = [place[token] for token in x[:, 0].tolist()]
