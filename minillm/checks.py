@@ -299,7 +299,7 @@ def check_token_row(tokens: Any) -> None:
 def check_training(model: Any, config: Any, optimizer: Any, run: Any) -> None:
     """Raises: ValueError for parts of a `Trainer` that cannot be, such as steps for a config."""
     module: Kind = "an nn.Module, such as CausalLM(config)", lambda x: hasattr(x, "parameters")
-    plan: Kind = "a TrainConfig, such as TrainConfig(100)", lambda x: hasattr(x, "fixed_settings")
+    plan: Kind = "a TrainConfig, such as TrainConfig(100)", lambda x: hasattr(x, "learning_rate")
     road = "an optimizer or a function of the model, lambda model: torch.optim.SGD(...)"
     made: Kind = road, lambda x: not isinstance(x, str | type)
     folder: Kind = "a Run, such as Run(folder)", lambda x: x is None or hasattr(x, "at_work")
@@ -307,6 +307,28 @@ def check_training(model: Any, config: Any, optimizer: Any, run: Any) -> None:
     check_kind("config", config, plan)
     check_kind("optimizer", optimizer, made)
     check_kind("run", run, folder)
+
+
+def check_train_config(config: Any) -> None:
+    """Raises: ValueError for a setting of a `TrainConfig` out of range, or beside another."""
+    for name in ("steps", "gradient_accumulation_steps", "log_interval"):
+        check_kind(name, getattr(config, name), whole(1))
+    for name in ("warmup_steps", "eval_interval"):
+        check_kind(name, getattr(config, name), whole())
+    for name in ("max_lr", "weight_decay", "eps"):
+        check_kind(name, getattr(config, name), NOT_NEGATIVE)
+    check_kind("betas", config.betas, list_of(SHARE))
+    if config.min_lr is not None and not 0 <= config.min_lr <= config.max_lr:
+        raise ValueError(f"min_lr {config.min_lr} must be from 0 to max_lr, {config.max_lr}")
+    if not config.max_norm > 0:
+        raise ValueError(f"max_norm must be positive, not {config.max_norm}")
+    check_one_of("precision", config.precision, ("float32", "bfloat16"))
+    check_one_of("parallel", config.parallel, ("ddp", "fsdp", "tensor"))
+    check_one_of("optimizer", config.optimizer, ("adamw", "muon"))
+    if config.parallel == "tensor" and config.compile:
+        raise ValueError("compile=True is not for parallel='tensor': choose one of the two")
+    if config.optimizer == "muon" and not config.fused:
+        raise ValueError("muon goes with torch's AdamW, not with fused=False")
 
 
 def check_tokenizer(tokenizer: Any) -> None:

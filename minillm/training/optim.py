@@ -104,7 +104,9 @@ def decay_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
 def cosine_schedule(
     step: int, max_lr: float, min_lr: float, warmup_steps: int, total_steps: int
 ) -> float:
-    """The rate of step 0, 1, ...: linear up to `max_lr`, half a cosine down to `min_lr`, flat.
+    """The rate of step 0, 1, ...: linear up to `max_lr`, half a cosine down to `min_lr`.
+
+    Step `warmup_steps` - 1 is the first with `max_lr`, step `total_steps` the first with `min_lr`.
 
     Raises: ValueError for a step below 0, a warm-up longer than the training, rates out of order.
     """

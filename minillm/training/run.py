@@ -10,6 +10,7 @@ import warnings
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -173,9 +174,13 @@ def _load(trainer: Trainer, path: Path) -> None:
 
 def _settings(trainer: Trainer) -> dict[str, Any]:
     """What a resumed run must share."""
+    config = trainer.config
+    settings = {**asdict(config), "min_lr": config.learning_rate(config.steps)}
+    settings["betas"] = list(config.betas)  # as JSON has it
+    del settings["log_interval"], settings["eval_interval"]  # they decide no number
     balance = {} if trainer.balance is None else trainer.balance.settings
     parts = {name: _called(part) for name, part in trainer.handed_in.items() if part is not None}
-    return {**trainer.config.fixed_settings(), **parts, **balance}
+    return {**settings, **parts, **balance}
 
 
 def _called(part: Any) -> str:

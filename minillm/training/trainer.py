@@ -5,9 +5,7 @@ What must survive a kill is a part that is handed in: see `minillm.training.run`
 
 # Built from notebooks/07_training.ipynb: edit there, then make build.
 
-import dataclasses
 import math
-import time
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -17,24 +15,15 @@ import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from minillm.checks import (
-    NOT_NEGATIVE,
-    SHARE,
-    check_kind,
-    check_one_of,
-    check_shifted,
-    check_training,
-    list_of,
-    our_words,
-    whole,
-)
+from minillm.checks import check_shifted, check_train_config, check_training, our_words
+from minillm.counting import Meter, count_targets, due, keep_record
 from minillm.device import forward_of, fresh_rng_state, processes_of, rng_state, set_rng_state
 from minillm.modes import EvalMode
 from minillm.training.data import BatchSource, batch_source
 from minillm.training.loss import cross_entropy
 from minillm.training.optim import AdamW, Optimizer, clip_grad_norm, cosine_schedule, decay_groups
 
-__all__ = ["Meter", "TrainConfig", "Trainer"]
+__all__ = ["TrainConfig", "Trainer"]
 
 if TYPE_CHECKING:
     from minillm.training.run import Run
@@ -56,7 +45,7 @@ class TrainConfig:
         compile: by torch, which needs a C++ compiler.
         optimizer: "adamw", or "muon" for the layers' matrices.
         parallel: "ddp", "fsdp" or "tensor", where several processes are.
-    Raises: ValueError for values out of range.
+    Raises: ValueError for values out of range, and for settings that exclude each other.
     """
 
     steps: int
@@ -78,24 +67,7 @@ class TrainConfig:
     eval_interval: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("steps", "gradient_accumulation_steps", "log_interval"):
-            check_kind(name, getattr(self, name), whole(1))
-        for name in ("warmup_steps", "eval_interval"):
-            check_kind(name, getattr(self, name), whole())
-        for name in ("max_lr", "weight_decay", "eps"):
-            check_kind(name, getattr(self, name), NOT_NEGATIVE)
-        check_kind("betas", self.betas, list_of(SHARE))
-        if self.min_lr is not None and not 0 <= self.min_lr <= self.max_lr:
-            raise ValueError(f"min_lr {self.min_lr} must be from 0 to max_lr, {self.max_lr}")
-        if not self.max_norm > 0:
-            raise ValueError(f"max_norm must be positive, not {self.max_norm}")
-        check_one_of("precision", self.precision, ("float32", "bfloat16"))
-        check_one_of("parallel", self.parallel, ("ddp", "fsdp", "tensor"))
-        check_one_of("optimizer", self.optimizer, ("adamw", "muon"))
-        if self.parallel == "tensor" and self.compile:
-            raise ValueError("compile=True is not for parallel='tensor': choose one of the two")
-        if self.optimizer == "muon" and not self.fused:
-            raise ValueError("muon goes with torch's AdamW, not with fused=False")
+        check_train_config(self)
 
     def learning_rate(self, step: int) -> float:
         """The rate of a step; a warm-up longer than the run is cut."""
@@ -113,64 +85,6 @@ class TrainConfig:
         if not self.fused:
             return AdamW(groups, lr=self.max_lr, betas=self.betas, eps=self.eps)
         return torch.optim.AdamW(groups, lr=self.max_lr, betas=self.betas, eps=self.eps, fused=True)
-
-    def fixed_settings(self) -> dict[str, Any]:
-        """The settings that decide numbers: a resumed run must share them."""
-        settings = dataclasses.asdict(self)
-        del settings["log_interval"], settings["eval_interval"]
-        return {**settings, "min_lr": self.learning_rate(self.steps), "betas": list(self.betas)}
-
-
-class Meter:
-    """Adds up what the steps since the last record did, and makes the record of it."""
-
-    def __init__(self) -> None:
-        self.nats, self.targets, self.bytes, self.grad_norm = 0.0, 0, 0, 0.0
-        self.start(0)
-
-    def start(self, tokens: int) -> None:
-        """From here on time is taken; so many tokens were trained on before."""
-        self.began, self.tokens_before = time.perf_counter(), tokens
-
-    def add(self, nats: float, targets: int, num_bytes: int, norm: float) -> None:
-        """Count one step."""
-        self.nats, self.targets = self.nats + nats, self.targets + targets
-        self.bytes, self.grad_norm = self.bytes + num_bytes, norm
-
-    def record(self, step: int, tokens: int, lr: float) -> dict[str, Any]:
-        """The mean since the last record."""
-        seconds = time.perf_counter() - self.began
-        record: dict[str, Any] = {"step": step, "tokens": tokens}
-        record["loss"] = self.nats / max(1, self.targets)
-        if self.bytes:
-            record["bits_per_byte"] = self.nats / math.log(2) / self.bytes
-        record |= {"lr": lr, "grad_norm": self.grad_norm, "seconds": seconds}
-        return {**record, "tokens_per_second": (tokens - self.tokens_before) / seconds}
-
-    def state_dict(self) -> dict[str, Any]:
-        """The sums since the last record."""
-        return {"nats": self.nats, "targets": self.targets, "bytes": self.bytes}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from these sums; from none if they are not there."""
-        self.nats, self.targets = float(state.get("nats", 0.0)), state.get("targets", 0)
-        self.bytes = state.get("bytes", 0)
-
-
-def _count(targets: Tensor, token_bytes: Tensor | None) -> list[int]:
-    """Targets that count, and the bytes of text they stand for, or are expected to."""
-    if targets.is_floating_point():
-        from minillm.training.expected_loss import count_expected
-
-        return count_expected(targets, token_bytes)
-    counted = targets[targets != -100]
-    if token_bytes is None:
-        return [len(counted), 0]
-    return [len(counted), int(token_bytes[counted.to(token_bytes.device)].sum())]
-
-
-def _due(step: int, interval: int) -> bool:
-    return interval > 0 and step % interval == 0
 
 
 class Trainer:
@@ -232,6 +146,9 @@ class Trainer:
         """One update; returns summed loss in nats, targets, bytes and the gradient's norm.
 
         What fails before the weights move is undone: the step may be taken again.
+
+        Raises: FloatingPointError for a loss or norm that is not finite; RuntimeError if the last
+            step was broken off while the weights moved.
         """
         if self.step_incomplete:
             raise RuntimeError(f"step {self.step} was broken off while the weights moved: resume()")
@@ -262,7 +179,7 @@ class Trainer:
     def _gradients(self) -> tuple[float, int, int, float]:
         """Draw the batches of a step; leave their clipped gradient in the parameters."""
         drawn = [next(self.batches) for _ in range(self.config.gradient_accumulation_steps)]
-        counts = [_count(targets, self.token_bytes) for _, targets in drawn]
+        counts = [count_targets(targets, self.token_bytes) for _, targets in drawn]
         if self.step == 0 and self.loss is None:
             check_shifted(self.model, *drawn[0])
         count, num_bytes = (sum(column) for column in zip(*counts, strict=True))
@@ -276,7 +193,7 @@ class Trainer:
                 if self.loss is None:
                     loss = cross_entropy(logits, targets, reduction="sum")
                 else:
-                    loss = self.loss(logits, targets) * _count(targets, None)[0]
+                    loss = self.loss(logits, targets) * count_targets(targets, None)[0]
                 mean = loss * (self.processes.size / max(1, count))  # processes average gradients
                 if self.balance is not None:
                     mean = mean + self.balance(targets) / len(parts)
@@ -298,7 +215,8 @@ class Trainer:
         """Take steps until `config.steps` (or `until`); returns the records of the log.
 
         Raises: FloatingPointError with the step if its loss or gradient is not finite; with a run,
-            the state before that step is saved. ValueError as `Run.at_work` says.
+            the state before that step is saved. ValueError for a name in what `validate` returns
+            that a record has itself, and as `Run.at_work` says.
         """
         config = self.config
         last = config.steps if until is None else min(until, config.steps)
@@ -315,9 +233,9 @@ class Trainer:
                     self.meter.add(*self.one_step())
                     bar.update()
                     done = self.step == last
-                    look = done or _due(self.step, config.eval_interval)
-                    if look or _due(self.step, config.log_interval):
-                        self._log(self._look() if look else {}, bar)
+                    look = done or due(self.step, config.eval_interval)
+                    if look or due(self.step, config.log_interval):
+                        keep_record(self, self._look() if look else {}, bar)
                     if self.run:
                         self.run.after_step(self, done)
             finally:  # after an error or Ctrl-C `train` may be called again
@@ -325,7 +243,10 @@ class Trainer:
         return self.history
 
     def resume(self, path: Any = None) -> bool:
-        """Go on from `path`, or the run's newest checkpoint; False if there is none."""
+        """Go on from `path`, or the run's newest checkpoint; False if there is none.
+
+        Raises: ValueError without a run: a trainer alone keeps no checkpoints.
+        """
         if self.run is None:
             raise ValueError("no run to resume: Trainer(..., run=Run(folder)) names its folder")
         return self.run.resume(self, path)
@@ -345,23 +266,3 @@ class Trainer:
         finally:
             set_rng_state(rng, self.device)
         return found
-
-    def _log(self, found: dict[str, Any], bar: tqdm) -> None:
-        """Record the mean since the last record, and what was found by looking."""
-        record = self.meter.record(self.step, self.tokens, self.optimizer.param_groups[0]["lr"])
-        if self.run:
-            record |= self.run.failures()
-        if clash := ", ".join(sorted(record.keys() & found.keys())):
-            raise ValueError(f"validate returned {clash}: the run records that itself, rename it")
-        record |= found
-        config = self.config
-        intervals = (config.steps, config.log_interval, config.eval_interval)
-        if any(_due(self.step, interval) for interval in intervals):
-            self.meter.load_state_dict({})  # `until` in between changes no record that is due
-        self.history.append(record)
-        speed = f"{record['tokens_per_second']:,.0f} tokens/s"
-        bar.set_postfix_str(f"loss {record['loss']:.3f}, {speed}")
-        if self.run:
-            self.run.write(record)
-        if self.on_log is not None and self.processes.rank == 0:
-            self.on_log(record)

@@ -139,7 +139,22 @@ def test_settings_that_differ_are_named():
         check_settings({"a": 1}, {"a": 2, "b": "x"})
 
 
+def test_a_source_goes_nowhere_with_another_ones_settings():
+    rows, tokens = [[9, i, 9] for i in range(7)], torch.arange(60)
+    others = [RowBatches(rows, 2, 9), RowBatches(rows, 3, 9, seed=1), RowBatches(rows[1:], 3, 9)]
+    pairs = [(RowBatches(rows, 3, 9), other) for other in others]
+    windows = WindowBatches(tokens, 3, 5)
+    pairs += [(windows, WindowBatches(tokens, 2, 5)), (windows, WindowBatches(tokens, 3, 4))]
+    pairs += [(windows, WindowBatches(tokens, 3, 5, seed=1))]
+    pairs += [(windows, WindowBatches(tokens[1:], 3, 5))]
+    for source, other in pairs:
+        with pytest.raises(ValueError, match="saved"):
+            source.load_state_dict(other.state_dict())
+
+
 def test_pad_rows_shifts_and_masks():
+    assert pad_rows([[1], [1, 2]], 2, 7)[0].tolist() == [[1], [1]]
+    assert pad_rows([[1], [1, 2, 3]], 3, 7)[0].tolist() == [[1, 7], [1, 2]]
     x, y = pad_rows([[9, 1, 2], [9, 3]], 4, 9)
     assert x.tolist() == [[9, 1, 2], [9, 3, 9]]
     assert y.tolist() == [[1, 2, -100], [3, -100, -100]]

@@ -48,7 +48,8 @@ def test_cross_entropy_honours_ignore_index_and_an_empty_batch():
     logits, targets = torch.zeros(3, V), torch.tensor([1, 2, 2])
     assert float(cross_entropy(logits, targets, ignore_index=2)) == pytest.approx(math.log(V))
     nothing = cross_entropy(logits, torch.full((3,), -100))
-    assert float(nothing) == 0
+    assert float(nothing) == 0 and nothing.isfinite()
+    assert float(cross_entropy(logits, torch.full((3,), -100), reduction="sum")) == 0
     assert cross_entropy(logits, targets.int()) == cross_entropy(logits, targets)
 
 

@@ -6,6 +6,7 @@ import math
 import subprocess
 import sys
 import textwrap
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -102,6 +103,38 @@ def test_trainer_equals_a_plain_loop():
     for i, record in enumerate(history):
         assert record["loss"] == pytest.approx(np.mean(losses[4 * i : 4 * i + 4]), rel=1e-5)
         assert record["tokens"] == 48 * record["step"]
+
+
+def test_a_record_has_the_norm_of_its_last_step():
+    alone = make(steps=4, model=tiny(dropout=0.0))
+    norms = [alone.one_step()[3] for _ in range(4)]
+    history = make(steps=4, model=tiny(dropout=0.0), log_interval=2).train()
+    assert [record["grad_norm"] for record in history] == norms[1::2]
+
+
+def test_a_model_in_use_is_trained_with_its_dropout():
+    trainer = make(steps=2, model=tiny(dropout=0.5).eval(), log_interval=1)
+    other = make(steps=2, model=tiny(dropout=0.5), log_interval=1)
+    assert [r["loss"] for r in trainer.train()] == [r["loss"] for r in other.train()]
+    assert trainer.model.training
+
+
+def test_a_step_that_is_undone_is_forgotten_by_the_balance():
+    class Balance:
+        settings: ClassVar[dict] = {}
+        forgot = False
+
+        def __call__(self, targets):
+            raise KeyError("a loss that fails")
+
+        def forget(self):
+            self.forgot = True
+
+    trainer = make(steps=1, model=tiny())
+    trainer.balance = Balance()
+    with pytest.raises(KeyError):
+        trainer.train()
+    assert trainer.balance.forgot
 
 
 def test_our_optimizer_and_the_fused_one_agree():
@@ -439,8 +472,8 @@ def test_a_trainer_without_a_folder_needs_the_core_alone():
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, check=True
     )
-    core = ["training", "training.data", "training.loss", "training.optim", "training.trainer"]
-    core = ["checks", "device", "modes", *core]  # what serves all
+    core = "training training.data training.loss training.optim training.trainer"
+    core = ["checks", "counting", "device", "modes", *core.split()]  # what serves all
     assert done.stdout.split() == ["minillm", *(f"minillm.{name}" for name in core)]
 
 
