@@ -105,11 +105,7 @@ class Decoder(nn.Module):
         self.embedding = make_part("embedding", c)
         self.layers = nn.ModuleList(make_part("layer", c, i) for i in range(c.num_hidden_layers))
         self.norm = make_part("norm", c)
-        self.rotary = self.make_rotary()
-
-    def make_rotary(self) -> RotaryEmbedding | None:
-        """The rotation of queries and keys; it has no weights, so loading makes it anew."""
-        return make_part("rotary", self.config)
+        self.rotary: RotaryEmbedding | None = make_part("rotary", c)
 
     def embed(self, input_ids: Tensor, position_ids: Tensor) -> Tensor:
         """Vectors for the ids, and what the family does to them. Shape: (B, T) -> (B, T, C)."""

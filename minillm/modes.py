@@ -1,13 +1,63 @@
-"""Modes for a while: a model's eval mode, in which dropout is off, and no autocast.
+"""How a model is used: what is asked of it, the cache that is opened for it, modes for a while.
 
 Written by hand.
 """
 
+from __future__ import annotations
+
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor, nn
+
+from minillm.checks import check_room
+
+if TYPE_CHECKING:
+    from minillm.cache.base import KVCache
+
+
+class LanguageModel(Protocol):
+    """What `generate` asks of a model: `CausalLM`, or a prompt that holds a picture."""
+
+    config: Any  # vocab_size, eos_token_ids, pad_token_id, max_position_embeddings
+
+    def make_cache(
+        self, kind: str = ..., *, batch_size: int, max_length: int | None = ...
+    ) -> KVCache: ...
+
+    def __call__(
+        self,
+        input_ids: Tensor,
+        *,
+        attention_mask: Tensor | None = ...,
+        cache: KVCache | None = ...,
+        logits_to_keep: int = ...,
+    ) -> Tensor: ...
+
+
+def open_cache(
+    model: LanguageModel,
+    cache: str | KVCache | None,
+    input_ids: Tensor,
+    max_new_tokens: int,
+    *,
+    multiple_of: int = 1,
+) -> KVCache | None:
+    """An empty cache of that kind with room for all tokens, or the given one, which may hold some.
+
+    Raises: ValueError if it holds the whole prompt: the last token has to be computed; or if it
+        would reserve more room than the model has positions.
+    """
+    B, T = input_ids.shape
+    if isinstance(cache, str):
+        check_room(model.config, cache, T, max_new_tokens)
+        room = -(-(T + max_new_tokens) // multiple_of) * multiple_of  # rounded up
+        return model.make_cache(cache, batch_size=B, max_length=room)
+    if cache is not None and cache.length >= T:
+        held = f"the cache holds {cache.length} positions of a prompt of {T}"
+        raise ValueError(f"{held}, but the last must be new: crop({T - 1}) the cache")
+    return cache
 
 
 class EvalMode:

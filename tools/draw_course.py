@@ -1,7 +1,8 @@
 """Draw the course as one picture: which chapter builds which part of the model.
 
-python tools/draw_course.py    writes assets/course.png for the README, and assets/map/01.png
-                               to 10.png, which stand at the head of the chapters
+python tools/draw_course.py    writes assets/course.png for the README, assets/map/01.png to
+                               10.png, which stand at the head of the chapters, and token.png,
+                               one token's way, for chapter 10
 """
 
 from __future__ import annotations
@@ -157,6 +158,69 @@ def draw_map(here: str) -> plt.Figure:
     return fig
 
 
+# one token's way through the model, for chapter 10
+TOKEN_BOXES = [  # column, row, name, shape of what leaves it, chapter
+    (0, 0.0, "text", "str", ""),
+    (0, 1.0, "token ids", "(B, T)", "02"),
+    (0, 2.0, "embedding", "(B, T, C)", "02, 03"),
+    (1, 3.1, "RMSNorm", "(B, T, C)", "06"),
+    (2, 3.1, "q, k, v", "(B, H or G, T, D)", "04"),
+    (2, 4.3, "norm and rotate q, k", "(B, H or G, T, D)", "06, 05"),
+    (2, 5.5, "attention over S keys", "(B, H, T, D)", "03, 08"),
+    (1, 5.5, "output", "(B, T, C)", "04"),
+    (1, 7.1, "RMSNorm", "(B, T, C)", "06"),
+    (2, 7.1, "gate and up", "2 x (B, T, F)", "06"),
+    (2, 8.3, "silu(gate) x up", "(B, T, F)", "06"),
+    (1, 8.3, "down", "(B, T, C)", "06"),
+    (0, 9.7, "RMSNorm", "(B, T, C)", "06"),
+    (0, 10.7, "head", "(B, T, V)", "03"),
+    (0, 11.7, "sampler: next id", "(B,)", "09"),
+]
+TOKEN_COLUMNS = (0.0, 2.6, 5.6)  # where the columns stand
+TOKEN_BRANCHES = [  # the stream's row, the boxes on the way, the row where the sum is taken
+    (3.1, [(1, 3.1), (2, 3.1), (2, 4.3), (2, 5.5), (1, 5.5)], 5.5),
+    (7.1, [(1, 7.1), (2, 7.1), (2, 8.3), (1, 8.3)], 8.3),
+]
+
+
+def draw_token() -> plt.Figure:
+    """The model of chapter 10 as boxes, each with the shape of what leaves it."""
+    fig, ax = figure(width=8.2, height=7.2)
+    arrow = {"arrowstyle": "-|>", "color": COLORS[0], "shrinkA": 0, "shrinkB": 0}
+    middle = {"ha": "center", "va": "center", "zorder": 3}
+    ax.annotate("", (0, 11.7), (0, 0), arrowprops={**arrow, "linewidth": 2.5}, zorder=1)
+    for start, boxes, joint in TOKEN_BRANCHES:
+        points = [
+            (0, start),
+            *((TOKEN_COLUMNS[column], row) for column, row in boxes),
+            (0.12, joint),
+        ]
+        for a, b in itertools.pairwise(points):
+            b = (b[0], b[1] - 0.33) if a[0] == b[0] else b  # downwards: to the box's upper edge
+            ax.annotate("", b, a, arrowprops=arrow, zorder=1)
+        circle = {"boxstyle": "circle", "fc": "white", "ec": COLORS[0]}
+        ax.text(0, joint, "+", weight="bold", bbox=circle, **middle)
+    for column, row, name, shape, where in TOKEN_BOXES:
+        text = f"{name}  [{where}]" if where else name
+        colour = "#dbe7f6" if column == 0 else "#fbe3cf" if row < 6 else "#d8efe3"
+        style = {"boxstyle": "round,pad=0.35", "fc": colour, "ec": "none"}
+        ax.text(TOKEN_COLUMNS[column], row, text, fontsize=9.5, bbox=style, **middle)
+        style = {"family": "monospace", "bbox": {"fc": "white", "ec": "none", "pad": 0.5}}
+        ax.text(TOKEN_COLUMNS[column], row + 0.52, shape, fontsize=8, **style, **middle)
+    for row, name in ((3.7, "attention"), (7.7, "feed-forward")):
+        ax.text(4.1, row, name, style="italic", color=COLORS[0], **middle)
+    ax.plot([-0.3, -1.0, -1.0, -0.8], [10.7, 10.7, 2.0, 2.0], color=COLORS[4], linestyle=":")
+    ax.text(-1.1, 6.3, "tied:\none table", ha="right", va="center", fontsize=8.5, color=COLORS[4])
+    frame = {"fill": False, "ec": COLORS[1], "linestyle": "--"}
+    ax.add_patch(plt.Rectangle((-0.55, 2.75), 7.5, 6.35, **frame))
+    ax.text(6.85, 6.35, "L layers", ha="right", va="center", color=COLORS[1])
+    meaning = "the stream:\nwhat each position knows,\nonly ever added to"
+    ax.text(0.12, 6.3, meaning, va="center", fontsize=8.5)
+    ax.axis("off")
+    ax.set(xlim=(-1.9, 7.1), ylim=(12.4, -0.5), title="One token's way through the model")
+    return fig
+
+
 if __name__ == "__main__":
     with replacing(ROOT / "assets" / "course.png") as temporary:
         draw().savefig(temporary, dpi=110)
@@ -164,3 +228,5 @@ if __name__ == "__main__":
     for number in range(1, 11):
         with replacing(ROOT / "assets" / "map" / f"{number:02d}.png") as temporary:
             draw_map(f"{number:02d}").savefig(temporary, dpi=110)
+    with replacing(ROOT / "assets" / "map" / "token.png") as temporary:
+        draw_token().savefig(temporary, dpi=110)

@@ -18,6 +18,7 @@ __all__ = [
     "COLORS",
     "attention_map",
     "figure",
+    "floors_curve",
     "html_tokens",
     "label_lines",
     "shaded_text",
@@ -190,3 +191,19 @@ def show_tokens(tokens: Sequence[str | bytes], *, ids: Sequence[int] | None = No
     from IPython.display import HTML, display
 
     display(HTML(html_tokens(tokens, ids=ids)))
+
+
+def floors_curve(seen: Sequence[float], floors: Sequence[float]) -> Figure:
+    """A training's loss in floors over millions of tokens, for a display that is drawn anew."""
+    import matplotlib.pyplot as plt
+
+    fig, ax = figure(height=3)
+    if seen:
+        ax.plot(seen, floors, label="our model")
+    ax.plot([0, max(seen, default=0.1)], [1, 1], label="floor", color=COLORS[2], linestyle=":")
+    ax.set(yscale="log", xlabel="million tokens seen", ylabel="floors (log scale)", ylim=(0.9, 30))
+    ax.set_yticks((1, 1.5, 2, 5, 10, 20), ("1", "1.5", "2", "5", "10", "20"))
+    ax.minorticks_off()
+    label_lines(ax)
+    plt.close(fig)
+    return fig

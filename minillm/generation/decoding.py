@@ -7,34 +7,19 @@ when asked for: stop strings (`minillm.generation.stream`), `minillm.generation.
 # Built from notebooks/10_minillm.ipynb: edit there, then make build.
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from minillm.cache.base import KVCache
-from minillm.checks import (
-    check_cached,
-    check_drawn,
-    check_model,
-    check_prompt,
-    check_room,
-    our_words,
-)
+from minillm.checks import check_cached, check_drawn, check_model, check_prompt, our_words
 from minillm.config import ModelConfig
 from minillm.generation.sampling import GREEDY, end_ids, enforce_min_new_tokens
-from minillm.modes import EvalMode
+from minillm.modes import EvalMode, LanguageModel, open_cache
 
-__all__ = [
-    "FROM_CONFIG",
-    "LanguageModel",
-    "StoppingCriteria",
-    "decode_loop",
-    "generate",
-    "open_cache",
-    "read_ids",
-]
+__all__ = ["FROM_CONFIG", "StoppingCriteria", "decode_loop", "generate"]
 
 FROM_CONFIG: Any = "from config"  # stands for what the model's config says
 
@@ -57,25 +42,6 @@ class StoppingCriteria:
     def ended(self, new_ids: list[int]) -> bool:
         """Whether the row ends with the last of its new tokens."""
         return new_ids[-1] in self.eos
-
-
-class LanguageModel(Protocol):
-    """What `generate` asks of a model: `CausalLM`, or a prompt that holds a picture."""
-
-    config: Any  # vocab_size, eos_token_ids, pad_token_id, max_position_embeddings
-
-    def make_cache(
-        self, kind: str = ..., *, batch_size: int, max_length: int | None = ...
-    ) -> KVCache: ...
-
-    def __call__(
-        self,
-        input_ids: Tensor,
-        *,
-        attention_mask: Tensor | None = ...,
-        cache: KVCache | None = ...,
-        logits_to_keep: int = ...,
-    ) -> Tensor: ...
 
 
 def decode_loop(
@@ -115,42 +81,13 @@ def decode_loop(
             real = F.pad(real, (0, 1), value=1)
         done = done if cache is None else end
         yield drawn
-        if stopping.any:
-            for row, token in enumerate(read_ids(drawn)):
+        if stopping.any:  # the one question a step, for which a GPU is waited for
+            for row, token in enumerate(drawn.tolist()):
                 if running[row]:
                     new[row].append(token)
                     running[row] = not stopping.ended(new[row])
             if not any(running):
                 return
-
-
-def read_ids(ids: Tensor) -> list[int]:
-    """The ids as Python's numbers: the one question a step, for which a GPU is waited for."""
-    return ids.tolist()
-
-
-def open_cache(
-    model: LanguageModel,
-    cache: str | KVCache | None,
-    input_ids: Tensor,
-    max_new_tokens: int,
-    *,
-    multiple_of: int = 1,
-) -> KVCache | None:
-    """An empty cache of that kind with room for all tokens, or the given one, which may hold some.
-
-    Raises: ValueError if it holds the whole prompt: the last token has to be computed; or if it
-        would reserve more room than the model has positions.
-    """
-    B, T = input_ids.shape
-    if isinstance(cache, str):
-        check_room(model.config, cache, T, max_new_tokens)
-        room = -(-(T + max_new_tokens) // multiple_of) * multiple_of  # rounded up
-        return model.make_cache(cache, batch_size=B, max_length=room)
-    if cache is not None and cache.length >= T:
-        held = f"the cache holds {cache.length} positions of a prompt of {T}"
-        raise ValueError(f"{held}, but the last must be new: crop({T - 1}) the cache")
-    return cache
 
 
 @our_words

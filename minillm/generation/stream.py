@@ -15,15 +15,10 @@ from torch import Tensor
 from minillm.cache.base import KVCache
 from minillm.checks import check_model, check_prompt, check_tokenizer, check_utf8, our_words
 from minillm.config import ModelConfig
-from minillm.generation.decoding import (
-    FROM_CONFIG,
-    StoppingCriteria,
-    decode_loop,
-    open_cache,
-    read_ids,
-)
+from minillm.generation.decoding import FROM_CONFIG, StoppingCriteria, decode_loop
 from minillm.generation.sampling import GREEDY
 from minillm.model import CausalLM
+from minillm.modes import open_cache
 
 __all__ = ["StopStrings", "stream_text"]
 
@@ -112,7 +107,7 @@ def stream_text(
     for drawn in decode_loop(*options):
         if on_token is not None:
             on_token(drawn)
-        (token,) = read_ids(drawn)
+        token = int(drawn)
         if token in stopping.eos:
             break
         held += decoder.push(token)

@@ -29,7 +29,7 @@ from minillm.files import (
     write_json,
     write_tensors,
 )
-from minillm.model import Decoder
+from minillm.model import Decoder, make_part
 from minillm.pretrained.changes import check_unchanged
 from minillm.pretrained.families import check_value
 from minillm.pretrained.weights import DTYPES
@@ -148,7 +148,7 @@ def fill(
         if hasattr(part, "tie_weights"):
             part.tie_weights()
         if isinstance(part, Decoder):
-            part.rotary = part.make_rotary()
+            part.rotary = make_part("rotary", part.config)  # it has no weights
             if part.rotary is not None and device is not None:
                 part.rotary.to(device)
     return model.eval()
