@@ -170,6 +170,15 @@ def test_the_head_of_a_chapter_shows_the_map_and_the_minutes(path):
     assert [r for r in rows if f"](notebooks/{path.name})" in r and r.endswith(f"| {said} |")]
 
 
+@pytest.mark.parametrize("path", DEEPER + BEYOND, ids=name)
+def test_the_minutes_of_the_other_shelves_are_true(path):
+    """In README, and in the page's head if it names them."""
+    row = rf"^\|.*\]\(notebooks/{re.escape(name(path))}\).*\| (\d+) \|$"
+    said = re.findall(row, (ROOT / "README.md").read_text(encoding="utf-8"), re.M)
+    said += re.findall(r"Reading (?:takes|time\*\*) about (\d+) minutes", load(path)[0]["source"])
+    assert said and all(abs(int(number) - minutes(path)) <= 6 for number in said)
+
+
 def test_the_scoreboard_is_made_of_lines_that_pages_measure():
     lines = json.loads((ROOT / "assets" / "scoreboard.json").read_text(encoding="utf-8"))
     pages = {p.name[:2]: "".join(c["source"] for c in code(p)) for p in SPINE}

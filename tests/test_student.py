@@ -226,7 +226,7 @@ class A:
 
     async def method(self):
         # where it is needed: from minillm.checks import whole
-        # calls one, two; sets the buffer 'table', self.size, self.rest; the keys of what it
+        # calls one, two; sets the buffer 'table', self.size, self.rest; among the keys of what it
         # returns: 'a', 'b'
         raise NotWritten("A.method", "03_page", "id")
 

@@ -171,7 +171,7 @@ def cut_body(
 def promised(node: ast.FunctionDef, ours: set[str]) -> str:
     """Which of `ours` a function calls, what it sets, the keys of what it returns, in words."""
     calls: list[ast.Name] = []
-    targets, keys = [], []
+    targets, keys, more = [], [], False
     for n in ast.walk(node):
         if isinstance(n, ast.Call) and isinstance(n.func, ast.Name) and n.func.id in ours:
             calls.append(n.func)
@@ -182,10 +182,12 @@ def promised(node: ast.FunctionDef, ours: set[str]) -> str:
             targets.append(f"the buffer {ast.unparse(n.args[0])}")
         if isinstance(n, ast.Return) and isinstance(n.value, ast.Dict):
             keys += [ast.unparse(key) for key in n.value.keys if isinstance(key, ast.Constant)]
+            more = more or None in n.value.keys  # {**others, "index": 3}
     names = dict.fromkeys(n.id for n in sorted(calls, key=lambda n: (n.lineno, n.col_offset)))
     parts = [f"calls {', '.join(names)}"] if names else []
     parts += [f"sets {', '.join(dict.fromkeys(targets))}"] if targets else []
-    parts += [f"the keys of what it returns: {', '.join(keys)}"] if keys else []
+    among = "among the keys" if more else "the keys"
+    parts += [f"{among} of what it returns: {', '.join(keys)}"] if keys else []
     return "; ".join(parts)
 
 
