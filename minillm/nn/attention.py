@@ -28,7 +28,8 @@ __all__ = [
 def softmax(x: Tensor, dim: int) -> Tensor:
     """Probabilities along `dim`, safe from overflow; all zeros where every entry is -inf.
 
-    Half precision is computed in float32. `torch.softmax` gives NaN where we give zeros.
+    Half precision is computed in float32. `torch.softmax` gives NaN where we give zeros. Without
+    entries (a dimension of size 0) nothing is computed.
     """
     if x.numel() == 0:  # no keys at all, or no queries: no maximum to subtract
         return x
@@ -113,6 +114,7 @@ def attention_weights(
 ) -> Tensor:
     """How much each query reads from each key: rows sum to 1, or to 0 if all keys are forbidden.
 
+    Computed in at least float32, returned in q's dtype.
     Shape: q (B, H, T, D), k (B, G, S, D) -> (B, H, T, S); mask and bias broadcast to it.
     Raises: ValueError as `attention` does.
     Source: Vaswani et al. 2017, equation 1.
@@ -174,6 +176,6 @@ def attention(
         return F.scaled_dot_product_attention(
             q, k, v, attn_mask=mask, dropout_p=dropout_p, is_causal=is_causal, scale=scale
         )
-    from minillm.nn.fused import find_backend
+    from minillm.nn.fused import find_backend  # its functions take all eight; scale is a number
 
     return find_backend(backend)(q, k, v, mask, bias, is_causal, scale, dropout_p)

@@ -285,6 +285,19 @@ def test_softmax_edges():
     check_softmax_edges(lambda x: softmax(x, -1))
 
 
+def test_softmax_of_nothing():
+    assert softmax(torch.empty(2, 0), -1).shape == (2, 0)
+    assert softmax(torch.empty(0, 3), -1).shape == (0, 3)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_the_formula_rounds_half_precision_once_at_the_end(dtype, generator):
+    q, k, v = tensors(generator, (2, 4, 5, 8), (2, 2, 9, 8), (2, 2, 9, 8), dtype=dtype)
+    exact = attention(q.float(), k.float(), v.float(), is_causal=True, backend="eager")
+    rounded = attention(q, k, v, is_causal=True, backend="eager")
+    assert torch.equal(rounded, exact.to(dtype))
+
+
 def test_repeat_kv():
     x = torch.arange(2)[None, :, None, None].expand(1, 2, 3, 4)
     assert repeat_kv(x, 3)[0, :, 0, 0].tolist() == [0, 0, 0, 1, 1, 1]
