@@ -35,7 +35,7 @@ def waits_for(report: pytest.CollectReport | pytest.TestReport, error: object) -
     """That name, or one that stands as text in what a process that was started has left."""
     if name := not_written(error):
         return name
-    text = f"{report.longrepr}\n{report.capstderr}"
+    text = f"{report.longrepr}\n{report.capstderr}\n{getattr(error, 'stderr', '')}"
     found = WAITING.search(text) or RAISED.search(text)
     return found[1] if found else None
 
