@@ -86,7 +86,7 @@ def noise(seed: int, shape: Sequence[int], dtype: torch.dtype, size: float) -> T
 
 def aside(export: Callable[..., Any]) -> Callable[..., Any]:
     """The same function without the jitter: torch.export records every mode as part of the program,
-    and ends the process at one that it does not know. The program it returns runs with the jitter.
+    and fails at one that it does not know. The program it returns runs with the jitter.
     """
 
     @functools.wraps(export)
@@ -102,4 +102,5 @@ def start() -> Jitter | None:
     if not os.environ.get("JITTER"):
         return None
     torch.export.export = aside(torch.export.export)
+    torch.onnx.export = aside(torch.onnx.export)
     return Jitter(float(os.environ["JITTER"]), int(os.environ.get("JITTER_DRAW", "1"))).__enter__()
