@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import math
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from numbers import Real
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -21,13 +23,14 @@ if TYPE_CHECKING:
 __all__ = [
     "MODULES",
     "Result",
+    "apart",
     "as_given",
     "check",
-    "check_choices",
-    "check_numbers",
-    "check_tensor",
+    "check_table",
+    "check_values",
     "exercise",
     "grade",
+    "is_number",
     "names",
     "task",
 ]
@@ -55,6 +58,7 @@ MODULES = {
     "19": "scale",
 }
 
+Values: TypeAlias = "Tensor | float | Sequence[Any]"
 Grader = Callable[[Any], "str | None"]
 _registry: dict[str, tuple[str, str, Grader]] = {}
 
@@ -103,76 +107,98 @@ def as_given(answer: Any, questions: Mapping[Any, Any]) -> dict[Any, Any] | None
     return answer
 
 
-def check_numbers(
-    answer: Any, questions: Mapping[Any, float], hints: Mapping[Any, str]
-) -> str | None:
-    """What is wrong with predicted numbers, in a dictionary with the questions as keys.
-
-    Raises: Unsolved if nothing is filled in.
-    """
-    if (answer := as_given(answer, questions)) is None:
-        return f"the answer is a dictionary with the {len(questions)} questions as keys, as given"
-    for question, wanted in questions.items():
-        value = answer[question]
-        if value is ...:
-            return f"{question}: not filled in yet"
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            return f"{question}: write a number, not {value!r}"
-        if not abs(value - wanted) <= 1e-6:  # NaN is wrong, too
-            return f"{question}: not {value:,}; {hints[question]}"
-    return None
+def is_number(value: Any) -> bool:
+    """Whether a prediction is a number; True and False are none."""
+    return isinstance(value, Real) and not isinstance(value, bool)
 
 
-def check_choices(
+def apart(table: Mapping[Any, tuple[Any, str]]) -> tuple[dict[Any, Any], dict[Any, str]]:
+    """Answers and hints of a table that holds both for each question."""
+    answers = {question: wanted for question, (wanted, _) in table.items()}
+    return answers, {question: hint for question, (_, hint) in table.items()}
+
+
+def check_table(
     answer: Any,
     questions: Mapping[Any, Any],
     hints: Mapping[Any, str],
-    kind: str = "an answer",
-    fits: Callable[[Any], bool] = lambda value: True,
+    slip: Callable[[Any, Any], str | None] = lambda question, value: None,
+    *,
+    kind: str = "a number",
+    fits: Callable[[Any], bool] = is_number,
+    near: float = 1e-6,
+    share: float = 0.0,
 ) -> str | None:
-    """What is wrong with predictions of one `kind`, such as "True or False", which `fits` knows.
+    """What is wrong with predictions, given in a dictionary with the questions as keys.
 
-    A wrong one is named with its hint, and how many are right.
+    First what is not of the `kind` that `fits` knows is named, then what is wrong, by the sentence
+    of the `slip` that gives this value, else by its hint; what is not filled in comes last. Numbers
+    are right up to `near`, or up to this `share` of what is wanted.
 
     Raises: Unsolved if nothing is filled in.
     """
     if (answer := as_given(answer, questions)) is None:
         return f"the answer is a dictionary with the {len(questions)} questions as keys, as given"
-    for question, value in answer.items():
-        if value is ...:
-            return f"{question}: not filled in yet"
+    filled = {question: value for question, value in answer.items() if value is not ...}
+    for question, value in filled.items():
         if not fits(value):
             return f"{question}: write {kind}, not {value!r}"
-    wrong = [question for question, wanted in questions.items() if answer[question] != wanted]
-    if not wrong:
+
+    def right(value: Any, wanted: Any) -> bool:
+        if is_number(value) and is_number(wanted):  # NaN is wrong, too
+            return math.isclose(value, wanted, rel_tol=share, abs_tol=near)
+        return bool(value == wanted)
+
+    wrong = [q for q in questions if q in filled and not right(filled[q], questions[q])]
+    if not wrong and len(filled) == len(questions):
         return None
-    right = f"right so far: {len(questions) - len(wrong)} of {len(questions)}"
-    return f"{right}; look at {wrong[0]} again: {hints[wrong[0]]}"
+    so_far = f"right so far: {len(filled) - len(wrong)} of {len(questions)}"
+    if not wrong:
+        return f"{so_far}; {next(q for q in questions if q not in filled)}: not filled in yet"
+    question, value = wrong[0], filled[wrong[0]]
+    said = f"{value:,}" if is_number(value) else repr(value)
+    return f"{so_far}; {question}: not {said}; {slip(question, value) or hints[question]}"
 
 
-def check_tensor(
-    got: Tensor,
-    wanted: Tensor,
-    mistakes: Iterable[tuple[str, Tensor]],
-    near: float,
-    otherwise: str = "the numbers differ",
+def check_values(
+    got: Values,
+    wanted: Values,
+    mistakes: Mapping[str, Values] | Iterable[tuple[str, Values]] = (),
+    *,
+    near: float = 1e-6,
+    otherwise: str = "",
 ) -> str | None:
-    """What is wrong with a tensor: the sentence of the first mistake that gives it, up to `near`;
-    `otherwise`, and by how much. Mistakes of a generator are computed when they are asked for.
+    """What is wrong with computed numbers: the sentence of the first mistake that gives them.
+
+    Args:
+        got, wanted: a number, a list of numbers or a tensor.
+        mistakes: sentences, and what comes out if one makes that mistake; those of a generator are
+            computed only when they are asked for.
+        near: the share of the largest number by which numbers may differ.
+        otherwise: what is said if no mistake is known that gives them.
     """
     import torch
 
-    def same(other: Tensor) -> bool:
-        return got.shape == other.shape and torch.allclose(got, other, rtol=near, atol=near)
+    def tensor(values: Values) -> Tensor:
+        return torch.as_tensor(values).detach().to(torch.float64)
 
-    if same(wanted):
+    found, right = tensor(got), tensor(wanted)
+
+    def same(other: Tensor) -> bool:
+        if found.shape != other.shape:
+            return False
+        largest = float(other.abs().max()) if other.numel() else 0.0
+        return torch.allclose(found, other, rtol=near, atol=min(near * largest, 1.0) + 1e-12)
+
+    if same(right):
         return None
-    for sentence, mistake in mistakes:
-        if same(mistake):
+    for sentence, mistake in mistakes.items() if isinstance(mistakes, Mapping) else mistakes:
+        if same(tensor(mistake)):
             return sentence
-    if got.shape != wanted.shape:
-        return f"the shape is {tuple(got.shape)}, not {tuple(wanted.shape)}"
-    return f"{otherwise}: off by up to {(got - wanted).abs().max():.3f}"
+    if found.shape != right.shape:
+        return f"the shape is {tuple(found.shape)}, not {tuple(right.shape)}"
+    off = (found - right).abs().max()
+    return otherwise or f"the numbers differ: off by up to {off:.3g}"
 
 
 def names(notebook: str) -> list[str]:

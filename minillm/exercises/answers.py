@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from minillm.exercises import check_numbers, exercise
+from minillm.exercises import check_table, check_values, exercise
 
 
 def _targets(ids: Sequence[int], mask: Sequence[bool]) -> tuple[list[int], list[int]]:
@@ -83,7 +83,7 @@ HINTS = {
     "an end token is a target like any other, and a row that is cut never shows it",
 )
 def _counted(answer: Any) -> str | None:
-    return check_numbers(answer, COUNTED, HINTS)
+    return check_table(answer, COUNTED, HINTS)
 
 
 @exercise(
@@ -141,8 +141,6 @@ def _preference(answer: Callable[[float, float, float, float, float], Any]) -> s
             got = float(answer(*case))
         except (OverflowError, ValueError) as error:
             return f"{named}: {error}; large numbers need another form of the same formula"
-        if math.isclose(got, wanted, rel_tol=1e-6, abs_tol=1e-9):
-            continue
         others = {
             "the reference is missing": _softplus(-beta * (chosen - rejected)),
             "the sign is the other way round": _softplus(beta * margin),
@@ -152,10 +150,9 @@ def _preference(answer: Callable[[float, float, float, float, float], Any]) -> s
             "the logarithm is missing": -_sigmoid(beta * margin),
             "this is the margin itself": -beta * margin,
         }
-        for what, value in others.items():
-            if math.isclose(got, value, rel_tol=1e-6, abs_tol=1e-9):
-                return f"{named}: {what}"
-        return f"{named}: {got} is not {wanted:.6f}"
+        said = f"{got} is not {wanted:.6f}"
+        if why := check_values(got, wanted, others, otherwise=said):
+            return f"{named}: {why}"
     return None
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from minillm.exercises import as_given, exercise
+from minillm.exercises import apart, check_table, exercise
 
 
 def close(ours: Tensor, expected: Tensor, tolerance: float = 1e-5) -> bool:
@@ -148,25 +148,19 @@ PREDICTIONS: dict[str, tuple[int, str]] = {
 }
 
 
+def _neighbour(question: str, value: float) -> str | None:
+    if question == "score of query 1 with key 2" and value == 18:
+        return "queries and keys are counted from 1: 18 is query 2 with key 3"
+    return None
+
+
 @exercise(
     "03.2",
     "a score is a dot product; softmax sees differences only; draw the mask",
     "a difference of 9 in scores is a factor of 8,000 in weights: softmax picks a winner",
 )
 def _predictions(answer: Any) -> str | None:
-    if (answer := as_given(answer, PREDICTIONS)) is None:
-        return "the answer is a dictionary with the seven questions as keys, as it was given"
-    filled = {question: value for question, value in answer.items() if value is not ...}
-    for question, value in filled.items():
-        if not isinstance(value, int | float):
-            return f"{question!r}: write a number, not {value!r}"
-    wrong = [question for question in filled if filled[question] != PREDICTIONS[question][0]]
-    so_far = f"right so far: {len(filled) - len(wrong)} of 7"
-    if wrong and wrong[0] == "score of query 1 with key 2" and filled[wrong[0]] == 18:
-        return f"{so_far}; queries and keys are counted from 1: 18 is query 2 with key 3"
-    if wrong:
-        return f"{so_far}; look at {wrong[0]!r} again: {PREDICTIONS[wrong[0]][1]}"
-    return f"{so_far}, the others are not filled in yet" if len(filled) < 7 else None
+    return check_table(answer, *apart(PREDICTIONS), _neighbour)
 
 
 @exercise(

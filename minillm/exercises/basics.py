@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from minillm.exercises import as_given, check_choices, exercise
+from minillm.exercises import as_given, check_table, check_values, exercise
 
 SHAPES: dict[str, tuple[int, ...] | str] = {
     "x[0]": (3, 4),
@@ -40,8 +40,8 @@ def shapes(answer: Any) -> str | None:
     if answer is not None:
         answer = {key: _plain(shape) for key, shape in answer.items()}
     kind = 'a tuple such as (3, 4), or "error"'
-    return check_choices(
-        answer, SHAPES, HINTS, kind, lambda s: isinstance(s, tuple) or s == "error"
+    return check_table(
+        answer, SHAPES, HINTS, kind=kind, fits=lambda s: isinstance(s, tuple) or s == "error"
     )
 
 
@@ -71,26 +71,24 @@ def gradient(answer: Callable[..., Sequence[Any]]) -> str | None:
             values = torch.stack(found)
             error, e = w * x + b - y, w * x - y
             right = torch.stack([(2 * error * x).mean(), (2 * error).mean()])
-            if torch.allclose(values, right):
-                continue
-            if torch.allclose(values, right.flip(0)):
-                return "these are the right numbers in the wrong order: w first"
-            if torch.allclose(values, right * n):
-                return "the loss is a mean over the stories, you return the slopes of a sum"
-            if torch.allclose(values, right / 2):
-                return "half of what it should be: the slope of a square e * e is twice e"
-            if torch.allclose(values, -right):
-                return "the sign is the wrong way round: the error is prediction minus truth"
-            if torch.allclose(values[0], (2 * error).mean() * x.mean()):
-                return "the mean of a product is not the product of the means"
-            if torch.allclose(values[1], right[1]):
-                return "the slope for b is right; for w, each error counts x times as much"
-            if torch.allclose(values * 3, right * n):
-                return "divide by the number of stories, which is not always 3"
-            if torch.allclose(values, torch.stack([(2 * e * x).mean(), (2 * e).mean()])):
-                return "the prediction is w * x + b: b is missing"
+            product = torch.stack([(2 * error).mean() * x.mean(), right[1]])
+            slips = {
+                "these are the right numbers in the wrong order: w first": right.flip(0),
+                "the loss is a mean over the stories, you return the slopes of a sum": right * n,
+                "half of what it should be: the slope of a square e * e is twice e": right / 2,
+                "the sign is the wrong way round: the error is prediction minus truth": -right,
+                "the mean of a product is not the product of the means": product,
+                "divide by the number of stories, which is not always 3": right * n / 3,
+                "the prediction is w * x + b: b is missing": (
+                    torch.stack([(2 * e * x).mean(), (2 * e).mean()])
+                ),
+            }
             both = [", ".join(f"{v:.3f}" for v in pair) for pair in (right, values)]
-            return f"at w = {w}, b = {b} the slopes are {both[0]}, not {both[1]}"
+            said = f"at w = {w}, b = {b} the slopes are {both[0]}, not {both[1]}"
+            if torch.isclose(values[1], right[1]):
+                said = "the slope for b is right; for w, each error counts x times as much"
+            if why := check_values(values, right, slips, otherwise=said):
+                return why
     return None
 
 

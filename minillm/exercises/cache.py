@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from minillm.cache.base import DynamicLayer, KVCache
-from minillm.exercises import Unsolved, as_given, exercise
+from minillm.exercises import Unsolved, as_given, check_table, exercise, is_number
 from minillm.nn.attention import attention
 from minillm.nn.rope import RotaryEmbedding
 
@@ -144,7 +144,7 @@ PREDICTED: dict[str, Any] = {
     "mask of the last step": (1, 119),
     "bytes of the cache at the end": 3 * 2 * (16 + 16) * 119 * 4,
 }
-HINTS: dict[tuple[str, Any], str] = {
+SLIPS: dict[tuple[str, Any], str] = {
     ("positions computed without a cache", 2210): "the first step reads 100 tokens, not 101",
     ("positions computed without a cache", 2310): "the last token is drawn, nobody reads it",
     ("positions computed without a cache", 2400): "the text grows by one token a step",
@@ -166,6 +166,16 @@ HINTS: dict[tuple[str, Any], str] = {
 }
 
 
+def _slip(question: str, value: Any) -> str | None:
+    if question.startswith("bytes") and value == PREDICTED[question] / 4:
+        return "a number in float32 has 4 bytes"
+    return SLIPS.get((question, value))
+
+
+def _is_size(value: Any) -> bool:
+    return is_number(value) or isinstance(value, tuple)
+
+
 @exercise(
     "08.2",
     "go through three steps on paper: what goes into the model, what is in the cache before and "
@@ -173,21 +183,10 @@ HINTS: dict[tuple[str, Any], str] = {
     "with a cache each position is computed once, and the last token drawn is never read",
 )
 def _predict(answer: Any) -> str | None:
-    if (answer := as_given(answer, PREDICTED)) is None:
-        return "the answer is a dictionary with the five questions as keys, as it was given"
-    for question, wanted in PREDICTED.items():
-        value = answer[question]
-        if value is ...:
-            return f"{question}: not filled in yet"
-        value = tuple(value) if isinstance(value, list) else value
-        if isinstance(value, str):
-            return f"{question}: write a number, not {value!r}"
-        if value != wanted:
-            hint = HINTS.get((question, value), "write down the first two steps and the last")
-            if question.startswith("bytes") and isinstance(value, int) and value * 4 == wanted:
-                hint = "a number in float32 has 4 bytes"
-            return f"{question}: not {value}; {hint}"
-    return None
+    if (given := as_given(answer, PREDICTED)) is not None:
+        answer = {q: tuple(x) if isinstance(x, list) else x for q, x in given.items()}
+    hints = dict.fromkeys(PREDICTED, "write down the first two steps and the last")
+    return check_table(answer, PREDICTED, hints, _slip, fits=_is_size)
 
 
 class _Length:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from minillm.exercises import check_choices, exercise
+from minillm.exercises import check_table, exercise
 
 _CASES: tuple[tuple[str, list[int], list[int], list[int]], ...] = (
     ("a prompt that goes on", [1, 2, 3, 4], [4, 4], [1, 2, 3, 4, 5, 6]),
@@ -72,7 +72,7 @@ _WHY = (
     "what is computed is the prompt without what agrees from its beginning on",
 )
 def _computed(answer: Any) -> str | None:
-    return check_choices(answer, COMPUTED, dict(zip(COMPUTED, _WHY, strict=True)), "a number")
+    return check_table(answer, COMPUTED, dict(zip(COMPUTED, _WHY, strict=True)))
 
 
 def _work(n: int, q: int, a: int) -> tuple[int, int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from minillm.exercises import as_given, exercise
+from minillm.exercises import check_table, exercise
 
 _TALKS: tuple[list[tuple[str, str]], ...] = (
     [("user", "Who lived here?")],
@@ -77,19 +77,10 @@ _HINTS = (
     "values, loops, conditions and white space: that is all that most chat templates use",
 )
 def _written(answer: Any) -> str | None:
-    if (answer := as_given(answer, WRITTEN)) is None:
-        return "the answer is a dictionary with the six templates as keys, as it was given"
-    right = [template for template, text in WRITTEN.items() if answer[template] == text]
-    for (template, text), hint in zip(WRITTEN.items(), _HINTS, strict=True):
-        value = answer[template]
-        if value is ...:
-            left = sum(value is ... for value in answer.values())
-            return f"{left} of 6 are not filled in yet, first: {template!r}"
-        if not isinstance(value, str):
-            return f"{template!r}: write the text that comes out, not {value!r}"
-        if value != text:
-            return f"right so far: {len(right)} of 6; look at {template!r} again: {hint}"
-    return None
+    hints = dict(zip(WRITTEN, _HINTS, strict=True))
+    return check_table(
+        answer, WRITTEN, hints, kind="the text that comes out", fits=lambda x: isinstance(x, str)
+    )
 
 
 def _mask(ids: Sequence[int], start: int, end: int, header: Sequence[int]) -> list[bool]:

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from minillm.exercises import Unsolved, as_given, exercise
+from minillm.exercises import Unsolved, check_table, exercise, is_number
 
 
 def _fit(lengths: list[int], width: int, choose: Callable[[list[int]], int]) -> list[list[int]]:
@@ -223,23 +223,23 @@ _SLIPS: dict[str, list[tuple[float, str]]] = {
 }
 
 
+def _slip(question: str, value: float) -> str | None:
+    off, sentence = min((abs(value - slip), sentence) for slip, sentence in _SLIPS[question])
+    return sentence if off < 0.006 else None
+
+
 @exercise(
     "07_data_sources.3",
     "count targets: what follows the first end token, up to and with the last",
     "random windows leave e to the minus epochs unseen; packing turned half padding into none",
 )
 def _shares(answer: Any) -> str | None:
-    if (answer := as_given(answer, SHARES)) is None:
-        return "the answer is a dictionary with the four keys, as it was given"
-    for name, wanted in SHARES.items():
-        value = answer[name]
-        if value is ...:
-            return f"{name}: not filled in yet"
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
-            return f"{name}: write a share between 0 and 1, not {value!r}"
-        close = sorted((abs(value - slip), hint) for slip, hint in _SLIPS[name])
-        if abs(value - wanted) < 0.006 and abs(value - wanted) < close[0][0]:
-            continue
-        hint = f"; {close[0][1]}" if close[0][0] < 0.006 else ""
-        return f"{name}: not {value:g}{hint}"
-    return None
+    return check_table(
+        answer,
+        SHARES,
+        dict.fromkeys(SHARES, "draw the rows, and mark their targets"),
+        _slip,
+        kind="a share between 0 and 1",
+        fits=lambda value: is_number(value) and 0 <= value <= 1,
+        near=0.005,
+    )

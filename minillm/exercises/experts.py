@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from minillm.config import ModelConfig
-from minillm.exercises import check_numbers, exercise
+from minillm.exercises import check_table, exercise
 from minillm.model import CausalLM
 
 LOSS_AT = {
@@ -35,7 +35,7 @@ HINTS = {
     "an even load costs k and a collapsed one E; if all are chosen, there is nothing to balance",
 )
 def _loss_at(answer: Any) -> str | None:
-    return check_numbers(answer, LOSS_AT, HINTS)
+    return check_table(answer, LOSS_AT, HINTS)
 
 
 def _moved(

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from minillm.config import ModelConfig
-from minillm.exercises import check_choices, exercise
+from minillm.exercises import check_table, exercise
 from minillm.model import CausalLM
 
 FOLLOWS = {
@@ -41,7 +41,9 @@ WHY = {
 )
 def _follows(answer: Any) -> str | None:
     kinds = ("loud", "silent")
-    return check_choices(answer, FOLLOWS, WHY, '"loud" or "silent"', lambda value: value in kinds)
+    return check_table(
+        answer, FOLLOWS, WHY, kind='"loud" or "silent"', fits=lambda value: value in kinds
+    )
 
 
 @exercise(

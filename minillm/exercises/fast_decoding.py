@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +9,7 @@ import torch
 from torch import Tensor
 
 from minillm.config import ModelConfig
-from minillm.exercises import check_choices, exercise
+from minillm.exercises import check_table, check_values, exercise
 
 
 def _numbers(c: ModelConfig, context: int) -> dict[str, int]:
@@ -60,17 +59,15 @@ def _most_tokens(answer: Callable[[ModelConfig, float, int, int], float]) -> str
         got = float(answer(config, bandwidth, size, context))
         found = _numbers(config, context)
         want = bandwidth / (size * found.pop("right"))
-        if math.isclose(got, want, rel_tol=1e-3):
-            continue
         case = f"{config.num_hidden_layers} layers, C = {config.hidden_size}, context {context:,}"
-        if math.isclose(got, 1 / want, rel_tol=1e-3):
-            return f"{case}: these are seconds a token, asked are tokens a second"
-        if math.isclose(got, want * size, rel_tol=1e-3):
-            return f"{case}: a number has {size} bytes, and bandwidth counts bytes"
-        for said, numbers in found.items():
-            if numbers > 0 and math.isclose(got, bandwidth / (size * numbers), rel_tol=1e-3):
-                return f"{case}: {said}"
-        return f"{case}: {got:.4g} tokens a second, but {want:.4g} are possible"
+        slips = {
+            "these are seconds a token, asked are tokens a second": 1 / want,
+            f"a number has {size} bytes, and bandwidth counts bytes": want * size,
+            **{said: bandwidth / (size * n) for said, n in found.items() if n > 0},
+        }
+        said = f"{got:.4g} tokens a second, but {want:.4g} are possible"
+        if why := check_values(got, want, slips, near=1e-3, otherwise=said):
+            return f"{case}: {why}"
     return None
 
 
@@ -94,9 +91,6 @@ def _fold(answer: Callable[[Tensor, list[Tensor]], Tensor]) -> str | None:
             shape = tuple(got.shape) if isinstance(got, Tensor) else type(got).__name__
             return f"{case}: M should be {tuple(whole.shape)}, not {shape}"
         right = whole * g * size**0.5
-        got = got.to(right.dtype)
-        if torch.allclose(got, right, atol=1e-5, rtol=1e-4):
-            continue
         slips = {
             "the root mean square is |x| / sqrt(C): where did sqrt(C) go?": whole * g,
             "sqrt(C) is on the wrong side: dividing by |x| / sqrt(C) multiplies by it": (
@@ -119,12 +113,11 @@ def _fold(answer: Callable[[Tensor, list[Tensor]], Tensor]) -> str | None:
             slips["g belongs to the columns, which x is multiplied with"] = (
                 whole * g[:, None] * size**0.5
             )
-        for said, wrong in slips.items():
-            if torch.allclose(got, wrong, atol=1e-5, rtol=1e-4):
-                return f"{case}: {said}"
         x = torch.randn(size, generator=generator)
-        off = (x / x.norm() @ (got - right).T).abs().max().item()
-        return f"{case}: for a random x the products are off by up to {off:.2g}"
+        off = (x / x.norm() @ (got - right).float().T).abs().max().item()
+        said = f"for a random x the products are off by up to {off:.2g}"
+        if why := check_values(got, right, slips, near=1e-5, otherwise=said):
+            return f"{case}: {why}"
     return None
 
 
@@ -156,6 +149,6 @@ WHY = {
     "one compilation for each set of shapes: keep the shapes, and it is compiled once",
 )
 def _compilations(answer: Any) -> str | None:
-    return check_choices(
-        answer, COMPILATIONS, WHY, "a whole number", lambda value: type(value) is int
+    return check_table(
+        answer, COMPILATIONS, WHY, kind="a whole number", fits=lambda value: type(value) is int
     )

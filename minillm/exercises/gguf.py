@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from minillm.exercises import as_given, exercise
+from minillm.exercises import check_table, exercise, is_number
 
 BYTES: dict[str, Any] = {
     "F32": 4_096_000,
@@ -20,32 +20,30 @@ BYTES: dict[str, Any] = {
 _BITS = {"F32": 32, "F16": 16, "Q8_0": 8, "Q4_0": 4, "Q4_1": 4}
 
 
+def _slip(kind: str, value: Any) -> str | None:
+    wanted = BYTES[kind]
+    if wanted == "refused":
+        return "blocks of 32 do not fill such a row evenly"
+    if value == wanted * 8:
+        return "these are bits, and bytes are asked for"
+    if kind.startswith("Q") and value == 1_024_000 * _BITS[kind] // 8:
+        return "the levels alone take so much; what else does a block hold?"
+    if kind == "Q4_1" and value == BYTES["Q4_0"]:
+        return "a block of it holds one number more than one of Q4_0"
+    return None
+
+
 @exercise(
     "10_gguf.1",
     "how many blocks are there, and what does a block hold besides its levels?",
     "a block's scale counts too, and a row must be made of whole blocks",
 )
 def _bytes_of(answer: Any) -> str | None:
-    if (answer := as_given(answer, BYTES)) is None:
-        return "the answer is a dictionary with the six types as keys, as it was given"
-    for kind, wanted in BYTES.items():
-        value = answer[kind]
-        if value is ...:
-            return f"{kind}: not filled in yet"
-        if value == wanted and not isinstance(value, bool):
-            continue
-        if wanted == "refused":
-            return f"{kind}: not {value!r}; blocks of 32 do not fill such a row evenly"
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            return f"{kind}: write a number of bytes, not {value!r}"
-        if value == wanted * 8:
-            return f"{kind}: these are bits, and bytes are asked for"
-        if kind.startswith("Q") and value == 1_024_000 * _BITS[kind] // 8:
-            return f"{kind}: the levels alone take so much; what else does a block hold?"
-        if kind == "Q4_1" and value == BYTES["Q4_0"]:
-            return "Q4_1: a block of it holds one number more than one of Q4_0"
-        return f"{kind}: not {value:,}; count the blocks, then the bytes of one"
-    return None
+    hints = dict.fromkeys(BYTES, "count the blocks, then the bytes of one")
+    kind = 'a number of bytes, or "refused"'
+    return check_table(
+        answer, BYTES, hints, _slip, kind=kind, fits=lambda x: is_number(x) or x == "refused"
+    )
 
 
 def _q5_0(data: bytes) -> np.ndarray:

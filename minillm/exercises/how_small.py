@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from minillm.exercises import check_numbers, exercise
+from minillm.exercises import check_table, check_values, exercise
 from minillm.fast.small import quantize_rows
 
 PARENTS = {4: (0, 1), 5: (2, 3), 6: (4, 2), 7: (6, 5), 8: (1, 1), 9: (8, 0), 10: (7, 9)}
@@ -83,9 +83,9 @@ def _int8_rows(answer: Callable[[Tensor], Any]) -> str | None:
         if not isinstance(scale, Tensor) or scale.shape != (6, 1):
             return "one factor for each row: (6, 1)"
         wanted_rows, wanted_scale = quantize_rows(weight)
-        if not torch.allclose(scale, wanted_scale):
-            known = (s for s, m in SCALE_MISTAKES.items() if torch.allclose(scale, m(weight)))
-            why = next(known, "how far does the largest number of a row lie from zero?")
+        slips = ((said, mistake(weight)) for said, mistake in SCALE_MISTAKES.items())
+        said = "how far does the largest number of a row lie from zero?"
+        if why := check_values(scale, wanted_scale, slips, near=1e-5, otherwise=said):
             return f"the factor of row 0 is {scale[0].item():.4f}: {why}"
         if not torch.equal(rows, wanted_rows):
             off = ((rows * scale - weight).abs() / scale).max().item()
@@ -120,4 +120,4 @@ HINTS = {
     "only a token's own rows go; int8 saves three bytes of four, less a factor a row",
 )
 def _predicted(answer: Any) -> str | None:
-    return check_numbers(answer, PREDICTED, HINTS)
+    return check_table(answer, PREDICTED, HINTS)

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from minillm.exercises import as_given, exercise
+from minillm.exercises import apart, as_given, check_table, check_values, exercise
 
 
 def _draw(*shape: int, seed: int = 0) -> Tensor:
@@ -226,18 +226,12 @@ PREDICTED: dict[str, tuple[bool | int, str]] = {  # each with what to ask onesel
     "a norm forgets the size, LayerNorm the mean as well; only post-norm changes the stream itself",
 )
 def _predict(answer: Any) -> str | None:
-    if (answer := as_given(answer, PREDICTED)) is None:
-        return "the answer is a dictionary with the eight lines as keys, as it was given"
-    wrong = []
-    for key, (wanted, why) in PREDICTED.items():
-        if answer[key] is ...:
-            return f"{key}: not filled in yet"
-        if type(answer[key]) is not type(wanted):
+    for question, value in (as_given(answer, PREDICTED) or {}).items():
+        wanted = PREDICTED[question][0]
+        if value is not ... and type(value) is not type(wanted):
             kind = "True or False" if isinstance(wanted, bool) else "a whole number (int)"
-            return f"{key}: write {kind}, not {answer[key]!r}"
-        wrong += [f"look at '{key}' again: {why}"] if answer[key] != wanted else []
-    right = f"right so far: {len(PREDICTED) - len(wrong)} of {len(PREDICTED)}"
-    return f"{right}; {wrong[0]}" if wrong else None
+            return f"{question}: write {kind}, not {value!r}"
+    return check_table(answer, *apart(PREDICTED), fits=lambda value: True)
 
 
 class _NoAutograd(TorchFunctionMode):
@@ -307,12 +301,11 @@ def _gelu_derivative(answer: Callable[[Tensor], Tensor]) -> str | None:
             f"off by {off:.0e} at x = {x[worst]:.1f}: a small difference, float32 or a rounded "
             "constant; from the formula it is exact"
         )
-    for why, mistake in GELU_MISTAKES.items():
-        if torch.allclose(got, mistake(x), atol=1e-6):
-            return why
+    slips = ((why, mistake(x)) for why, mistake in GELU_MISTAKES.items())
+    said = f"at x = {x[worst]:.1f} the slope is {want[worst]:.4f}, not {got[worst]:.4f}"
     if torch.allclose(got, want, atol=2e-2):
-        return "close, but this is the derivative of one of GELU's approximations"
-    return f"at x = {x[worst]:.1f} the slope is {want[worst]:.4f}, not {got[worst]:.4f}"
+        said = "close, but this is the derivative of one of GELU's approximations"
+    return check_values(got, want, slips, otherwise=said)
 
 
 def _config(

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from minillm.exercises import check_numbers, exercise
+from minillm.exercises import check_table, check_values, exercise
 
 PREDICTED = {
     "all-reduces in a forward pass": 20,
@@ -35,7 +35,7 @@ HINTS = {
     "the number of sums is the model's, their size the batch's; weights are never sent",
 )
 def _predicted(answer: Any) -> str | None:
-    return check_numbers(answer, PREDICTED, HINTS)
+    return check_table(answer, PREDICTED, HINTS)
 
 
 JOINING = {torch.cat, torch.concat, torch.concatenate, torch.hstack, torch.column_stack}
@@ -97,12 +97,12 @@ def _row_parallel(answer: Callable[[list[Tensor], list[Tensor], Tensor | None], 
             return f"{case}: the bias was changed; return a new tensor"
         if not isinstance(got, Tensor) or got.shape != product.shape:
             return f"{case}: return one tensor (B, out) = (5, 3), as every process has it"
-        if torch.allclose(got.as_subclass(Tensor), product + added, atol=1e-9):
-            continue
-        for sentence, mistake in ROW_MISTAKES.items():
-            if torch.allclose(got.as_subclass(Tensor), mistake(product, added, size), atol=1e-9):
-                return f"{case}: {sentence.format(size=size)}"
-        return f"{case}: the numbers are others than those of x Wᵀ + bias"
+        slips = ((s.format(size=size), m(product, added, size)) for s, m in ROW_MISTAKES.items())
+        said = "the numbers are others than those of x Wᵀ + bias"
+        if why := check_values(
+            got.as_subclass(Tensor), product + added, slips, near=1e-9, otherwise=said
+        ):
+            return f"{case}: {why}"
     return None
 
 
@@ -160,11 +160,8 @@ def _write_key(answer: Callable[[Tensor, Tensor, Tensor], Any]) -> str | None:
         logging.disable(off)
     for position, got in found.items():
         place = torch.tensor([position])
-        if torch.equal(got, _at(keys, new, place)):
-            continue
-        case = f"position {position}, exported with position 0"
-        for sentence, mistake in WRITE_MISTAKES.items():
-            if torch.equal(got, mistake(keys, new, place)):
-                return f"{case}: {sentence}"
-        return f"{case}: slot {position} should hold the new key, and the others what they held"
+        slips = ((said, mistake(keys, new, place)) for said, mistake in WRITE_MISTAKES.items())
+        said = f"slot {position} should hold the new key, and the others what they held"
+        if why := check_values(got, _at(keys, new, place), slips, near=0, otherwise=said):
+            return f"position {position}, exported with position 0: {why}"
     return None

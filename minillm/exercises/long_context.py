@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from minillm.exercises import as_given, exercise
+from minillm.exercises import check_table, check_values, exercise
 from minillm.nn.rope_scaling import rope_frequencies
 
 
@@ -28,24 +28,20 @@ def _turns(answer: Callable[[int, float, int], Tensor]) -> str | None:
         frequencies, _ = rope_frequencies(head_dim, base=base)
         want = length * frequencies / (2 * math.pi)
         case = f"head_dim {head_dim}, base {base:g}, length {length}"
-        if _close(got, want):
-            continue
         if got.shape != want.shape:
             pairs = head_dim // 2
             return f"{case}: expected one number for each of {pairs} pairs, got {tuple(got.shape)}"
-        if _close(got, frequencies * length):
-            return f"{case}: these are radians, and a full turn has 2 pi of them"
-        if _close(got, 360 * want):
-            return f"{case}: these are degrees, the question is full turns"
-        if _close(got, 1 / (want / length)):
-            return f"{case}: these are words per turn, the question is turns in {length} words"
-        if _close(got, want / length):
-            return f"{case}: these are the turns in one word"
-        if _close(got, want.flip(0)):
-            return f"{case}: the order is from fast to slow, yours begins with the slowest pair"
-        if _close(got, want.floor()):
-            return f"{case}: parts of a turn count too, the slow pairs have nothing else"
-        return f"{case}: the first pair makes {want[0]:.4g} turns, the last {want[-1]:.4g}"
+        slips = {
+            "these are radians, and a full turn has 2 pi of them": frequencies * length,
+            "these are degrees, the question is full turns": 360 * want,
+            f"these are words per turn, the question is turns in {length} words": length / want,
+            "these are the turns in one word": want / length,
+            "the order is from fast to slow, yours begins with the slowest pair": want.flip(0),
+            "parts of a turn count too, the slow pairs have nothing else": want.floor(),
+        }
+        said = f"the first pair makes {want[0]:.4g} turns, the last {want[-1]:.4g}"
+        if why := check_values(got, want, slips, near=1e-4, otherwise=said):
+            return f"{case}: {why}"
     return None
 
 
@@ -58,24 +54,22 @@ def _ntk_base(answer: Callable[[float, int, float], float]) -> str | None:
     for base, head_dim, factor in ((10000.0, 8, 4.0), (10000.0, 128, 2.0), (500000.0, 64, 1.0)):
         got = float(answer(base, head_dim, factor))
         want = base * factor ** (head_dim / (head_dim - 2))
-        if math.isclose(got, want, rel_tol=1e-6):
-            continue
-        if factor != 1 and math.isclose(got, base * factor, rel_tol=1e-6):
-            return (
-                f"base * factor slows the last of {head_dim // 2} pairs only by "
-                f"factor ** {(head_dim - 2) / head_dim:.3f}: its exponent is (D - 2)/D, not 1"
-            )
-        if factor != 1 and math.isclose(
-            got, base * factor ** ((head_dim - 2) / head_dim), rel_tol=1e-6
-        ):
-            return "the exponent is upside down: it has to undo (D - 2)/D, not to repeat it"
         if not got > 0:
             return f"with head_dim {head_dim} your base is {got:.6g}, and a base is positive"
-        slowed = (got / base) ** ((head_dim - 2) / head_dim)
-        return (
+        power = (head_dim - 2) / head_dim
+        slips = {
+            f"base * factor slows the last of {head_dim // 2} pairs only by factor ** {power:.3f}: "
+            "its exponent is (D - 2)/D, not 1": base * factor,
+            "the exponent is upside down: it has to undo (D - 2)/D, not to repeat it": (
+                base * factor**power
+            ),
+        }
+        said = (
             f"with head_dim {head_dim} your base {got:.6g} slows the slowest pair "
-            f"{slowed:.3f} times instead of {factor:g}"
+            f"{(got / base) ** power:.3f} times instead of {factor:g}"
         )
+        if why := check_values(got, want, slips, otherwise=said):
+            return why
     return None
 
 
@@ -99,26 +93,16 @@ WHY = {
 }
 
 
+def _share(case: tuple[str, int], value: float) -> str | None:
+    if SLOWER[case] > 1 and math.isclose(value, 1 / SLOWER[case], rel_tol=0.01):
+        return "asked is how many times slower, not the share that is left"
+    return None
+
+
 @exercise(
     "05_long_context.3",
     "take the recipes one by one: what do they do to the first pair, what to the last?",
     "all four slow the slow end; the fast end is what tells them apart",
 )
 def _times_slower(answer: Any) -> str | None:
-    if (answer := as_given(answer, SLOWER)) is None:
-        return "the answer is a dictionary with the seven cases as keys, as it was given"
-    for (name, pair), value in answer.items():
-        if value is ...:
-            return f"{name}, pair {pair}: not filled in yet"
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            return f"{name}, pair {pair}: write a number such as 4, not {value!r}"
-    for (name, pair), wanted in SLOWER.items():
-        value = answer[name, pair]
-        if math.isclose(value, wanted, rel_tol=0.01):
-            continue
-        if wanted > 1 and math.isclose(value, 1 / wanted, rel_tol=0.01):
-            return (
-                f"{name}, pair {pair}: asked is how many times slower, not the share that is left"
-            )
-        return f"{name}, pair {pair}: not {value:g}; {WHY[name, pair]}"
-    return None
+    return check_table(answer, SLOWER, WHY, _share, share=0.01)

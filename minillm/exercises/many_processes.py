@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from minillm.exercises import as_given, exercise
+from minillm.exercises import check_table, check_values, exercise
 
 
 @exercise(
@@ -34,25 +34,18 @@ def _combine(answer: Callable[[list[Tensor], list[int]], Tensor]) -> str | None:
         summed = torch.stack([n * part for n, part in zip(counts, parts, strict=True)]).sum(0)
         plain = torch.stack(parts).sum(0)
 
-        def close(a: Tensor, b: Tensor = got) -> bool:
-            return torch.allclose(a, b, rtol=1e-9, atol=1e-12)
-
-        if close(summed / total):
-            continue
-        if close(plain / len(counts)):
-            few, many = min(counts), max(counts)
-            return f"counts {counts}: a process with {few} targets weighs as much as one of {many}"
-        if close(plain):
-            return f"counts {counts}: means were added up; each had been divided by its own count"
-        if close(summed):
-            return f"counts {counts}: this is the gradient of the sum, {total} times the mean's"
-        if close(summed / len(counts)):
-            return f"counts {counts}: divide by the number of targets, not by that of processes"
-        if close(summed / max(counts)):
-            return f"counts {counts}: divide by the targets of all processes, not by the most"
-        if close(plain / total):
-            return f"counts {counts}: each mean was already divided by its own count"
-        return f"counts {counts}: that is not the gradient of the mean over all {total} targets"
+        few, many = min(counts), max(counts)
+        slips = {
+            f"a process with {few} targets weighs as much as one of {many}": plain / len(counts),
+            "means were added up; each had been divided by its own count": plain,
+            f"this is the gradient of the sum, {total} times the mean's": summed,
+            "divide by the number of targets, not by that of processes": summed / len(counts),
+            "divide by the targets of all processes, not by the most": summed / many,
+            "each mean was already divided by its own count": plain / total,
+        }
+        otherwise = f"that is not the gradient of the mean over all {total} targets"
+        if why := check_values(got, summed / total, slips, near=1e-9, otherwise=otherwise):
+            return f"counts {counts}: {why}"
     return None
 
 
@@ -144,24 +137,17 @@ _SLIPS: dict[str, dict[float, str]] = {
 }
 
 
+def _slip(name: str, value: float) -> str | None:
+    if math.isclose(value, GIGABYTES[name] * 1e9, rel_tol=0.01):
+        return "in GB, not in bytes"
+    return next((hint for v, hint in _SLIPS[name].items() if math.isclose(value, v)), None)
+
+
 @exercise(
     "07_many_processes.3",
     "count the bytes of a parameter, then who holds or sends which part of them",
     "FSDP trades memory, divided by N, for half as much traffic again",
 )
 def _gigabytes(answer: Any) -> str | None:
-    if (answer := as_given(answer, GIGABYTES)) is None:
-        return f"the answer is a dictionary with the keys {'; '.join(GIGABYTES)}"
-    for name, wanted in GIGABYTES.items():
-        value = answer[name]
-        if value is ...:
-            return f"{name}: not filled in yet"
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            return f"{name}: write a number of GB, not {value!r}"
-        if math.isclose(value, wanted, rel_tol=0.01):
-            continue
-        if math.isclose(value, wanted * 1e9, rel_tol=0.01):
-            return f"{name}: in GB, not in bytes"
-        hint = next((h for v, h in _SLIPS[name].items() if math.isclose(value, v)), "")
-        return f"{name}: not {value:g}" + (f"; {hint}" if hint else "")
-    return None
+    hints = dict.fromkeys(GIGABYTES, "what does one process hold, and what does it send?")
+    return check_table(answer, GIGABYTES, hints, _slip, kind="a number of GB", share=0.01)

@@ -10,7 +10,7 @@ from functools import cache
 from itertools import pairwise
 from typing import Any
 
-from minillm.exercises import as_given, exercise
+from minillm.exercises import apart, check_table, check_values, exercise
 from minillm.ngram import BEGIN, END, NGramModel, bits_per_byte, word_pieces
 from minillm.stories.language import StoryLanguage
 
@@ -47,29 +47,37 @@ def entropy_and_floor(answer: Callable[[dict[str, float]], Sequence[float]]) -> 
         said = {text: p for text, p in language.items() if p}
         wanted = -sum(p * math.log2(p) for p in said.values())
         size = sum(p * len(text.encode()) for text, p in said.items())
-        if not _close(bits, wanted):
-            if _close(bits, wanted * math.log(2)):
-                return "these are nats: the logarithm to base 2 gives bits"
-            if _close(bits, -wanted):
-                return "the sign is the wrong way round: a surprise is never negative"
-            if _close(bits, -sum(math.log2(p) for p in said.values()) / len(said)):
-                return "each text counts as often as it is said, not once"
-            if _close(bits, -sum(math.log2(p) for p in said.values())):
-                return "each text counts as often as it is said: weigh its surprise by p"
-            return f"the entropy of {language} is {wanted:.4f} bits, you return {bits:.4f}"
-        if _close(floor, wanted / size):
-            continue
-        if _close(floor, wanted / sum(p * len(text) for text, p in said.items())):
-            return "you divide by characters; in UTF-8 a Chinese character has three bytes"
-        if _close(floor, -sum(p * math.log2(p) / len(t.encode()) for t, p in said.items())):
-            return "a mean of ratios: take the mean bits and the mean bytes, then divide once"
-        if _close(floor, wanted / sum(len(text.encode()) for text in language)):
-            return "the bytes are an average too: weigh each text's bytes by p"
-        if _close(floor, wanted / (sum(len(t.encode()) for t in language) / len(language))):
-            return "the bytes are an average over what is said: weigh each text's bytes by p"
-        if any(_close(floor, wanted / (size + more)) for more in (1, len(END))):
-            return "the end belongs to the bits, but it is no part of the text: it has no bytes"
-        return f"the floor of {language} is {wanted / size:.4f}, you return {floor:.4f}"
+        surprises = [-math.log2(p) for p in said.values()]
+        slips = {
+            "these are nats: the logarithm to base 2 gives bits": wanted * math.log(2),
+            "the sign is the wrong way round: a surprise is never negative": -wanted,
+            "each text counts as often as it is said, not once": sum(surprises) / len(said),
+            "each text counts as often as it is said: weigh its surprise by p": sum(surprises),
+        }
+        otherwise = f"the entropy of {language} is {wanted:.4f} bits, you return {bits:.4f}"
+        if why := check_values(bits, wanted, slips, near=1e-9, otherwise=otherwise):
+            return why
+        all_bytes = sum(len(text.encode()) for text in language)
+        ends = "the end belongs to the bits, but it is no part of the text: it has no bytes"
+        mistakes = [
+            (
+                "you divide by characters; in UTF-8 a Chinese character has three bytes",
+                wanted / sum(p * len(text) for text, p in said.items()),
+            ),
+            (
+                "a mean of ratios: take the mean bits and the mean bytes, then divide once",
+                -sum(p * math.log2(p) / len(text.encode()) for text, p in said.items()),
+            ),
+            ("the bytes are an average too: weigh each text's bytes by p", wanted / all_bytes),
+            (
+                "the bytes are an average over what is said: weigh each text's bytes by p",
+                wanted * len(language) / all_bytes,
+            ),
+            *((ends, wanted / (size + more)) for more in (1, len(END))),
+        ]
+        otherwise = f"the floor of {language} is {wanted / size:.4f}, you return {floor:.4f}"
+        if why := check_values(floor, wanted / size, mistakes, near=1e-9, otherwise=otherwise):
+            return why
     return None
 
 
@@ -153,27 +161,18 @@ PREDICTIONS: dict[str, tuple[float, str]] = {
 }
 
 
+def _rounded(question: str, value: float) -> str | None:
+    near = abs(value - PREDICTIONS[question][0]) < 0.005
+    return "this is rounded: write it exactly, such as 1 / 3" if near else None
+
+
 @exercise(
     "01.3",
     "fill in the seven numbers before you compute any of them",
     "what a model has forgotten it must guess, and each guess between two costs a bit",
 )
 def predictions(answer: Any) -> str | None:
-    if (answer := as_given(answer, PREDICTIONS)) is None:
-        return "the answer is a dictionary with the seven questions as keys, as it was given"
-    for question, value in answer.items():
-        if value is ...:
-            return f"not filled in yet: {question}"
-        if not isinstance(value, int | float):
-            return f"a number is asked, not {value!r}: {question}"
-    wrong = [q for q, (value, _) in PREDICTIONS.items() if abs(answer[q] - value) > 0.002]
-    if any(1e-6 < abs(answer[q] - value) < 0.005 for q, (value, _) in PREDICTIONS.items()):
-        return "one number is rounded: write it exactly, such as 1 / 3"
-    wrong += [q for q in PREDICTIONS if math.isinf(PREDICTIONS[q][0]) and answer[q] != math.inf]
-    if not wrong:
-        return None
-    done = len(PREDICTIONS) - len(set(wrong))
-    return f"right so far: {done} of 7; look again: {wrong[0]}: {PREDICTIONS[wrong[0]][1]}"
+    return check_table(answer, *apart(PREDICTIONS), _rounded)
 
 
 def _counts(sentences: Sequence[str]) -> dict[str, Counter]:
@@ -208,22 +207,28 @@ def repaired(answer: Callable[[str, dict[str, Counter]], float]) -> str | None:
 
     for sentence in sentences:
         found, factors = ask(sentence, after), _bigram(sentence, after)
-        if _close(found, sum(map(math.log, factors))):
-            continue
-        if _close(found, sum(map(math.log, _bigram(sentence, after, end=False)))):
-            return "the end of the sentence is a token too, and it is missing"
-        if _close(found, math.prod(factors)):
-            return "this is the probability; its logarithm was asked"
-        if _close(found, sum(map(math.log2, factors))):
-            return "this is in bits; the natural logarithm was asked"
-        if _close(found, sum(map(math.log, [factors[0], *factors]))):
-            return "the first word is counted twice: its factor stands in the chain once"
+        wanted = sum(map(math.log, factors))
         pairs = sum(row.total() for row in after.values())
-        tokens = [BEGIN, *sentence.split(), END]
-        for taken in (list(pairwise(tokens)), list(pairwise(tokens))[:-1]):
-            if _close(found, sum(math.log(after[a][b] / pairs) for a, b in taken)):
-                return "divide by how often the word before came, not by the number of all pairs"
-        return f"log p({sentence}) is {sum(map(math.log, factors)):.4f}, you return {found:.4f}"
+        taken = list(pairwise([BEGIN, *sentence.split(), END]))
+        of_pairs = [math.log(after[a][b] / pairs) for a, b in taken]
+        by_all = "divide by how often the word before came, not by the number of all pairs"
+        mistakes = [
+            (
+                "the end of the sentence is a token too, and it is missing",
+                sum(map(math.log, _bigram(sentence, after, end=False))),
+            ),
+            ("this is the probability; its logarithm was asked", math.prod(factors)),
+            ("this is in bits; the natural logarithm was asked", sum(map(math.log2, factors))),
+            (
+                "the first word is counted twice: its factor stands in the chain once",
+                math.log(factors[0]) + wanted,
+            ),
+            (by_all, sum(of_pairs)),
+            (by_all, sum(of_pairs[:-1])),
+        ]
+        said = f"log p({sentence}) is {wanted:.4f}, you return {found:.4f}"
+        if why := check_values(found, wanted, mistakes, near=1e-9, otherwise=said):
+            return why
     for sentence in ("Mia cried", "Mia lost her mind", "Ann lost her kite"):
         try:
             found = ask(sentence, after)

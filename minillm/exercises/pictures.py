@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from minillm.exercises import check_numbers, exercise
+from minillm.exercises import check_table, exercise
 
 
 def _shape(x: Any) -> str:
@@ -71,7 +71,7 @@ def _costs(answer: Any) -> str | None:
         SCORES: "each patch reads each patch",
         BYTES: "tokens x layers (32) x keys and values x numbers (4,096) x bytes of a number",
     }
-    return check_numbers(answer, COSTS, hints)
+    return check_table(answer, COSTS, hints)
 
 
 def pixel_shuffle(features: Tensor, grid: tuple[int, int], r: int) -> Tensor:

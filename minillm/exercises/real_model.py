@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from minillm.exercises import check_choices, exercise
+from minillm.exercises import check_table, check_values, exercise
 
 
 def _places(states: Tensor, g: Tensor, embedding: Tensor, token: int) -> list[int]:
@@ -83,7 +83,9 @@ _WHY = {
     "with weights in 4 bits, a cache of a few thousand tokens is as large as the model",
 )
 def _sizes(answer: Any) -> str | None:
-    return check_choices(answer, SIZES, _WHY, "a whole number", lambda value: type(value) is int)
+    return check_table(
+        answer, SIZES, _WHY, kind="a whole number", fits=lambda value: type(value) is int
+    )
 
 
 def _scores(weights: Tensor, n: int, back: int, first: int) -> Tensor:
@@ -110,9 +112,6 @@ def _induction(answer: Callable[[Tensor, int], Tensor]) -> str | None:
             shape = tuple(got.shape) if isinstance(got, Tensor) else type(got).__name__
             return f"{case}: the scores should be {(layers, heads)}, not {shape}"
         right = _scores(weights, n, n - 1, n)
-        got = got.to(right.dtype)
-        if torch.allclose(got, right, atol=1e-6):
-            continue
         slips = {
             "these heads look at the same token, n places back; what followed it is nearer": (
                 _scores(weights, n, n, n)
@@ -125,10 +124,8 @@ def _induction(answer: Callable[[Tensor, int], Tensor]) -> str | None:
             ),
             "this is the sum over the queries, asked is the mean": right * n,
         }
-        for said, wrong in slips.items():
-            if torch.allclose(got, wrong, atol=1e-6):
-                return f"{case}: {said}"
-        return f"{case}: off by up to {(got - right).abs().max():.2g}"
+        if why := check_values(got, right, slips, near=1e-5):
+            return f"{case}: {why}"
     return None
 
 
@@ -167,8 +164,6 @@ def _four_bits(answer: Callable[[Tensor, int], Tensor]) -> str | None:
         if got.isnan().any():
             return f"{case}: NaN, where a block is all zeros: its step is 0"
         right, got = _q4_0(weight, block), got.float()
-        if torch.allclose(got, right, atol=1e-5):
-            continue
         slips = {
             "8 is a seventeenth level: after rounding, no number beyond 7": (
                 _q4_0(weight, block, largest=8)
@@ -184,8 +179,6 @@ def _four_bits(answer: Callable[[Tensor, int], Tensor]) -> str | None:
             slips["these blocks run down the columns; they should lie in the rows"] = _q4_0(
                 weight.T, block
             ).T
-        for said, wrong in slips.items():
-            if torch.allclose(got, wrong, atol=1e-5):
-                return f"{case}: {said}"
-        return f"{case}: off by up to {(got - right).abs().max():.2g}"
+        if why := check_values(got, right, slips, near=1e-5):
+            return f"{case}: {why}"
     return None

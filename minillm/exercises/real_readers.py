@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from minillm.exercises import check_numbers, exercise
+from minillm.exercises import check_table, exercise
 from minillm.models.qwen_vl import mrope_positions
 from minillm.nn.attention import softmax
 
@@ -85,7 +85,7 @@ HINTS = {
     "a picture costs tokens by its area and positions by its side",
 )
 def _predicted(answer: Any) -> str | None:
-    return check_numbers(answer, PREDICTED, HINTS)
+    return check_table(answer, PREDICTED, HINTS)
 
 
 @exercise(

@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from minillm.exercises import as_given, check_numbers, exercise
+from minillm.exercises import check_table, check_values, exercise
 
 Policy = Callable[[list[float], list[float], float], Any]
 
@@ -94,17 +94,7 @@ HINTS = {
     "the price decides where on the frontier a run should end, before it has begun",
 )
 def _ends(answer: Any) -> str | None:
-    if (given := as_given(answer, ENDS)) is None:
-        return f"the answer is a dictionary with the {len(ENDS)} questions as keys, as given"
-    rounded = {
-        question: ENDS[question]
-        if isinstance(value, int | float)
-        and not isinstance(value, bool)
-        and abs(value - ENDS[question]) < 0.0011
-        else value
-        for question, value in given.items()
-    }
-    return check_numbers(rounded, ENDS, HINTS)
+    return check_table(answer, ENDS, HINTS, near=0.0011)
 
 
 def _advantages(rewards: Sequence[float], size: int) -> list[float]:
@@ -151,10 +141,9 @@ def _mended(answer: Callable[[list[float], int], Any]) -> str | None:
             "the 0.0001 beside the standard deviation is missing": bare,
             "a group is `size` neighbours in the list": _advantages(strided, size),
         }
-        for what, value in others.items():
-            if not _differs(got, value):
-                return f"{case}: {what}"
-        return f"{case}: {[round(x, 3) for x in got]} should be {[round(x, 3) for x in wanted]}"
+        said = f"{[round(x, 3) for x in got]} should be {[round(x, 3) for x in wanted]}"
+        if why := check_values(got, wanted, others, near=1e-5, otherwise=said):
+            return f"{case}: {why}"
     return None
 
 
@@ -169,8 +158,6 @@ def _pass_at_k(answer: Callable[[int, int, int], Any]) -> str | None:
         wanted = 1 - math.comb(n - c, k) / all_ways
         got = float(answer(n, c, k))
         case = f"n {n}, c {c}, k {k}"
-        if math.isclose(got, wanted, rel_tol=1e-9, abs_tol=1e-12):
-            continue
         others = {
             "this is the chance that none is right": 1 - wanted,
             "c / n in the place of p is too low": 1 - (1 - c / n) ** k,
@@ -179,8 +166,7 @@ def _pass_at_k(answer: Callable[[int, int, int], Any]) -> str | None:
             "this is the chance that all k are right": math.comb(c, k) / all_ways,
             "this is the chance that exactly one is right": c * math.comb(n - c, k - 1) / all_ways,
         }
-        for what, value in others.items():
-            if math.isclose(got, value, rel_tol=1e-9, abs_tol=1e-12):
-                return f"{case}: {what}"
-        return f"{case}: {got} should be {wanted:.6f}"
+        said = f"{got} should be {wanted:.6f}"
+        if why := check_values(got, wanted, others, near=1e-9, otherwise=said):
+            return f"{case}: {why}"
     return None

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from minillm.exercises import as_given, exercise
+from minillm.exercises import check_table, check_values, exercise
 
 INTENSITY = {
     "1 text, float32": 0.5,
@@ -17,34 +17,26 @@ INTENSITY = {
 }
 
 
+def _slip(case: str, value: float) -> str | None:
+    wanted = INTENSITY[case]
+    slips = [
+        (case.endswith("int8"), 8, "that is bfloat16, a number in int8 has one byte"),
+        (True, wanted / 2, "a multiplication and an addition are two operations"),
+        (True, 1 / wanted, "these are bytes for each operation"),
+        (case.startswith("8 texts with"), 100, "all texts share one reading of the weights"),
+        (case.startswith("8"), wanted / 8, "the matrix is fetched once for all texts"),
+    ]
+    return next((why for holds, slip, why in slips if holds and math.isclose(value, slip)), None)
+
+
 @exercise(
     "08_roofline.1",
     "how often is each number fetched, and for how many multiplications and additions is it used?",
     "whatever shares one reading of the weights raises the intensity: texts, tokens, fewer bytes",
 )
 def _intensity(answer: Any) -> str | None:
-    if (answer := as_given(answer, INTENSITY)) is None:
-        return "the answer is a dictionary with the five cases as keys, as it was given"
-    for case, wanted in INTENSITY.items():
-        value = answer[case]
-        if value is ...:
-            return f"{case}: not filled in yet"
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            return f"{case}: write a number such as 0.5, not {value!r}"
-        if math.isclose(value, wanted, rel_tol=1e-6):
-            continue
-        if case.endswith("int8") and math.isclose(value, 8, rel_tol=1e-6):
-            return f"{case}: not {value:g}; that is bfloat16, a number in int8 has one byte"
-        if math.isclose(value, wanted / 2, rel_tol=1e-6):
-            return f"{case}: not {value:g}; a multiplication and an addition are two operations"
-        if math.isclose(value, 1 / wanted, rel_tol=1e-6):
-            return f"{case}: not {value:g}; these are bytes for each operation"
-        if case.startswith("8 texts with") and math.isclose(value, 100, rel_tol=1e-6):
-            return f"{case}: not {value:g}; all texts share one reading of the weights"
-        if case.startswith("8") and math.isclose(value, wanted / 8, rel_tol=1e-6):
-            return f"{case}: not {value:g}; the matrix is fetched once for all texts"
-        return f"{case}: not {value:g}; divide the operations of all texts by the bytes"
-    return None
+    hints = dict.fromkeys(INTENSITY, "divide the operations of all texts by the bytes")
+    return check_table(answer, INTENSITY, hints, _slip)
 
 
 # weights, kept per token, operations per text, bandwidth, peak
@@ -69,8 +61,6 @@ def _step_seconds(answer: Callable[..., float]) -> str | None:
         for texts, context in ((1, 100), (16, 2000), (64, 10), (500, 1)):
             got = float(answer(texts, context, **chip))
             want = _least(texts, context, chip)
-            if math.isclose(got, want, rel_tol=1e-6):
-                continue
             case = f"texts = {texts}, context = {context}"
             weights, kept = chip["weights"], chip["kept"]
             reading = (weights + texts * context * kept) / chip["bandwidth"]
@@ -88,10 +78,10 @@ def _step_seconds(answer: Callable[..., float]) -> str | None:
                 max((weights + texts * kept) / chip["bandwidth"], computing): "`kept` bytes are "
                 "for one token, and each text has `context` of them",
             }
-            for value, why in known.items():
-                if math.isclose(got, value, rel_tol=1e-6):
-                    return f"{case}: {why}"
-            return f"{case}: {want:.6g} seconds, not {got:.6g}"
+            slips = [(why, value) for value, why in known.items()]
+            said = f"{want:.6g} seconds, not {got:.6g}"
+            if why := check_values(got, want, slips, otherwise=said):
+                return f"{case}: {why}"
     return None
 
 

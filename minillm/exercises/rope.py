@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from minillm.exercises import check_choices, check_tensor, exercise
+from minillm.exercises import check_table, check_values, exercise
 from minillm.nn.attention import attention
 from minillm.nn.multihead import MultiHeadAttention
 from minillm.nn.rope import RotaryEmbedding, Rotation
@@ -70,7 +70,7 @@ def _rotate(answer: Callable[[Tensor, Tensor, Tensor], Tensor]) -> str | None:
         want = RotaryEmbedding(6, base=base)(positions[None])(x)
         slips = _turned_wrongly(x, positions, base)
         otherwise = f"positions {positions.tolist()} are not turned by position times frequency"
-        if why := check_tensor(got, want, slips, 1e-4, otherwise):
+        if why := check_values(got, want, slips, near=1e-4, otherwise=otherwise):
             if got.shape == x.shape and not _close(got.norm(dim=-1), x.norm(dim=-1), 1e-3):
                 return "the length of a vector changed: a rotation keeps a^2 + b^2 of every pair"
             return why
@@ -101,7 +101,9 @@ WHY = {
     "only the distance counts, with its sign; and one pair alone cannot tell 7 from 15 or -1",
 )
 def _same_score(answer: Any) -> str | None:
-    return check_choices(answer, SAME, WHY, "True or False", lambda value: isinstance(value, bool))
+    return check_table(
+        answer, SAME, WHY, kind="True or False", fits=lambda value: isinstance(value, bool)
+    )
 
 
 @exercise(

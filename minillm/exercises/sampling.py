@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from numbers import Real
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from minillm.exercises import as_given, exercise
+from minillm.exercises import apart, check_table, exercise
 from minillm.generation.sampling import Sampler
 
 CASES = (
@@ -106,22 +105,6 @@ def next_token(answer: Callable[[list[float], float, float, float], int]) -> str
     return None
 
 
-def wrong_number(answer: Any, questions: dict[str, tuple[float, str]], how_many: str) -> str | None:
-    """Grades predicted numbers, to 0.006; for each question the number and a hint."""
-    if (answer := as_given(answer, questions)) is None:
-        return f"the answer is a dictionary with the {how_many} questions as keys, as it was given"
-    for key, value in answer.items():
-        if value is ...:
-            return f"{key!r} is not filled in yet"
-        if isinstance(value, bool) or not isinstance(value, Real):
-            return f"{key!r}: write a number, not {value!r}"
-    wrong = [key for key, (right, _) in questions.items() if abs(answer[key] - right) > 0.006]
-    if not wrong:
-        return None
-    done, (_, hint) = len(questions) - len(wrong), questions[wrong[0]]
-    return f"right so far: {done} of {len(questions)}; look at {wrong[0]!r} again: {hint}"
-
-
 PREDICTIONS: dict[str, tuple[float, str]] = {
     "tokens left by top_p = 0.75": (2, "what do the first two have together?"),
     "tokens left by top_p = 0.76": (3, "the token with which the sum reaches p is kept"),
@@ -146,7 +129,7 @@ PREDICTIONS: dict[str, tuple[float, str]] = {
     "cuts look at sums, ranks or ratios; heat shrinks ratios, so it lets more tokens through",
 )
 def predictions(answer: Any) -> str | None:
-    return wrong_number(answer, PREDICTIONS, "eight")
+    return check_table(answer, *apart(PREDICTIONS), near=0.006)
 
 
 def _toy(ids: list[int]) -> Tensor:

@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from minillm.exercises import check_numbers, exercise
+from minillm.exercises import check_table, check_values, exercise
 
 
 def _line(x: Sequence[float], y: Sequence[float]) -> tuple[float, float]:
@@ -50,8 +50,6 @@ def _power_law(answer: Callable[[list[float], list[float], float], Any]) -> str 
         case = f"x {x}, losses {[round(v, 3) for v in losses]}, floor {floor}"
         if (pair := _two(answer(list(x), list(losses), floor))) is None:
             return f"{case}: return two numbers, c and k"
-        if _close(pair, (math.exp(start), -slope)):
-            continue
         whole = _line(logs, [math.log(y) for y in losses])
         flat = _line(list(x), above)
         two = _line([logs[0], logs[-1]], [above[0], above[-1]])  # also the mean of all slopes
@@ -66,15 +64,13 @@ def _power_law(answer: Callable[[list[float], list[float], float], Any]) -> str 
                 -slope,
             ),
         }
-        for said, wrong in slips.items():
-            if _close(pair, wrong):
-                return f"{case}: {said}"
+        said = f"c is {math.exp(start):.4g} and k {-slope:.4g}, not {pair[0]:.4g} and {pair[1]:.4g}"
         if math.isclose(pair[1], -slope, rel_tol=1e-6):
-            return f"{case}: k is right; c is {math.exp(start):.4g}, not {pair[0]:.4g}"
-        if math.isclose(pair[1], -two[0], rel_tol=1e-6):
-            return f"{case}: k is that of the first and the last point; least squares uses all"
-        got_here = f"not {pair[0]:.4g} and {pair[1]:.4g}"
-        return f"{case}: c is {math.exp(start):.4g} and k {-slope:.4g}, {got_here}"
+            said = f"k is right; c is {math.exp(start):.4g}, not {pair[0]:.4g}"
+        elif math.isclose(pair[1], -two[0], rel_tol=1e-6):
+            said = "k is that of the first and the last point; least squares uses all"
+        if why := check_values(pair, (math.exp(start), -slope), slips, otherwise=said):
+            return f"{case}: {why}"
     return None
 
 
@@ -111,7 +107,7 @@ HINTS = {
     "three floors, three futures from the same losses: where they part, only another run decides",
 )
 def _predicted(answer: Any) -> str | None:
-    return check_numbers(answer, PREDICTED, HINTS)
+    return check_table(answer, PREDICTED, HINTS)
 
 
 @exercise(
@@ -133,8 +129,6 @@ def _interval(
         case = f"{count} runs, drawn again {times} times"
         if (ends := _two(answer(list(x), list(y), [list(pick) for pick in picks]))) is None:
             return f"{case}: return the lower and the upper end"
-        if _close(ends, (right[low], right[high])):
-            continue
         torn = _exponents(x, y, picks, [list(range(count))] * times)
         slips = {
             "each size has another run's loss: draw both together": (torn[low], torn[high]),
@@ -142,15 +136,14 @@ def _interval(
             "these are the extremes: leave a tenth out at either end": (right[0], right[-1]),
             "the exponent is the slope with the other sign": (-right[high], -right[low]),
         }
-        for said, wrong in slips.items():
-            if _close(ends, wrong):
-                return f"{case}: {said}"
-        if not all(any(math.isclose(end, k, rel_tol=1e-6) for k in right) for end in ends):
-            return f"{case}: the ends are two of the exponents found, nothing in between"
-        if math.isclose(ends[0], right[low], rel_tol=1e-6):
-            return f"{case}: as many are left out above as below, {low}"
         ordered = f"sorted, the exponents go from {right[low]:.3f} to {right[high]:.3f}"
-        return f"{case}: {ordered}, not from {ends[0]:.3f} to {ends[1]:.3f}"
+        said = f"{ordered}, not from {ends[0]:.3f} to {ends[1]:.3f}"
+        if not all(any(math.isclose(end, k, rel_tol=1e-6) for k in right) for end in ends):
+            said = "the ends are two of the exponents found, nothing in between"
+        elif math.isclose(ends[0], right[low], rel_tol=1e-6):
+            said = f"as many are left out above as below, {low}"
+        if why := check_values(ends, (right[low], right[high]), slips, otherwise=said):
+            return f"{case}: {why}"
     return None
 
 
@@ -172,8 +165,6 @@ def _best_size(
         if isinstance(found, tuple | list):
             return f"{case}: return one number, N"
         got = float(found)
-        if math.isclose(got, wanted, rel_tol=1e-3):
-            continue
         both_alike = (A / B) ** (1 / (a + b)) * budget ** (b / (a + b))
         slips: Mapping[str, float] = {
             "that is the number of tokens; asked is N": budget / wanted,
@@ -185,8 +176,7 @@ def _best_size(
             ),
             "that is the loss at the best size": A / wanted**a + B / (budget / wanted) ** b,
         }
-        for said, wrong in slips.items():
-            if math.isclose(got, wrong, rel_tol=1e-3):
-                return f"{case}: {said}"
-        return f"{case}: not {got:.4g}; put a little more and a little less than it into the law"
+        said = f"not {got:.4g}; put a little more and a little less than it into the law"
+        if why := check_values(got, wanted, slips, near=1e-3, otherwise=said):
+            return f"{case}: {why}"
     return None

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from minillm.exercises import exercise
-from minillm.exercises.sampling import wrong_number
+from minillm.exercises import apart, check_table, check_values, exercise
 
 PAIRS = (
     ([0.5, 0.3, 0.16, 0.02, 0.02], [0.05, 0.15, 0.2, 0.3, 0.3]),
@@ -34,23 +33,24 @@ def residual(answer: Callable[[list[float], list[float]], list[float]]) -> str |
     for p, q in PAIRS:
         want = _positive(p, q)
         got = [float(x) for x in answer(list(p), list(q))]
-        if _close(got, want):
-            continue
         case = f"for p = {p} and q = {q}"
         if len(got) != len(p):
             return f"{case} return {len(p)} probabilities, not {len(got)}"
-        if _close(got, _positive(q, p)):
-            return f"{case} this is what the draft has too much: p and q have changed places"
-        if min(got) < 0:
-            return f"{case} a probability of {min(got):.3f}: only the positive part counts"
-        if abs(sum(got) - 1) > 1e-6:
-            return f"{case} your residual sums to {sum(got):.3f}: divide by its sum"
-        if _close(got, p):
-            return "drawing the replacement from p counts tokens twice that the draft gave already"
         shared = [min(a, b) for a, b in zip(p, q, strict=True)]
-        if _close(got, [x / sum(shared) for x in shared]):
-            return f"{case} this is the overlap, which is accepted; asked is what is missing"
-        return f"{case} I expected {[round(x, 3) for x in want]}"
+        slips = {
+            "this is what the draft has too much: p and q have changed places": _positive(q, p),
+            "the replacement is drawn from p: tokens that the draft gave already count twice": p,
+            "this is the overlap, which is accepted; asked is what is missing": (
+                [x / sum(shared) for x in shared]
+            ),
+        }
+        said = f"I expected {[round(x, 3) for x in want]}"
+        if min(got) < 0:
+            said = f"a probability of {min(got):.3f}: only the positive part counts"
+        elif abs(sum(got) - 1) > 1e-6:
+            said = f"your residual sums to {sum(got):.3f}: divide by its sum"
+        if why := check_values(got, want, slips, otherwise=said):
+            return f"{case} {why}"
     for p in ([0.25, 0.75], [0.5, 0.3, 0.2]):
         try:
             got = [float(x) for x in answer(list(p), list(p))]
@@ -80,7 +80,7 @@ PREDICTIONS: dict[str, tuple[float, str]] = {
     "the overlap says how fast, and what comes out is p, whatever the draft is",
 )
 def predictions(answer: Any) -> str | None:
-    return wrong_number(answer, PREDICTIONS, "six")
+    return check_table(answer, *apart(PREDICTIONS), near=0.006)
 
 
 def _speed(a: float, K: int, c: float) -> float:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from minillm.config import ModelConfig
-from minillm.exercises import check_numbers, exercise
+from minillm.exercises import check_table, check_values, exercise
 from minillm.model import CausalLM
 
 Rows = list[list[float]]
@@ -75,12 +75,10 @@ def _weights_of(answer: Callable[[list[float], list[float], Rows, Rows], Any]) -
         case = f"T = {T}, N = {N}"
         if not _is_sized(got, T) or not all(_is_sized(row, T) for row in got):
             return f"{case}: return {T} rows of {T} numbers"
-        if _same(got, _weights(dt, a, B, C)):
-            continue
-        for message, mistake in _MISTAKES.items():
-            if _same(got, _weights(dt, a, B, C, **mistake)):
-                return f"{case}: {message}"
-        return f"{case}: row {T - 1} is {list(got[T - 1])}, and the recurrence says otherwise"
+        slips = ((said, _weights(dt, a, B, C, **slip)) for said, slip in _MISTAKES.items())
+        said = f"row {T - 1} is {list(got[T - 1])}, and the recurrence says otherwise"
+        if why := check_values(got, _weights(dt, a, B, C), slips, otherwise=said):
+            return f"{case}: {why}"
     # one large step far back: too large for a quotient, and for a difference of two long sums
     for large, said in (
         (-400.0, "exp(-800) is 0, and no quotient brings back what was after it"),
@@ -267,4 +265,4 @@ REACH_HINTS = {
     "layers of short convolutions reach back by steps; a state reaches the beginning at once",
 )
 def _reach(answer: Any) -> str | None:
-    return check_numbers(answer, REACH, REACH_HINTS)
+    return check_table(answer, REACH, REACH_HINTS)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from minillm.exercises import exercise
+from minillm.exercises import check_values, exercise
 from minillm.stories.grammar import Chain, Choice, Copy
 from minillm.stories.language import StoryLanguage
 
@@ -33,19 +33,21 @@ def perplexity(answer: Callable[[list[float]], float]) -> str | None:
             value, wanted = answer(list(log_probs)), math.exp(average)
         except (OverflowError, ZeroDivisionError):
             return "a product of probabilities became 0: stay with logarithms until the average"
-        if _close(value, wanted):
-            continue
-        if _close(value, average):
-            return "you return the cross-entropy; perplexity is e to that power"
-        if _close(value, math.exp(-average)):
-            return "your sign is the wrong way round: a perplexity is never below 1"
-        if average < 300 and _close(value, math.exp(average * len(log_probs))):
-            return "you forgot to average over the tokens, so longer texts look worse"
-        if _close(value, 2**average):
-            return "the log-probabilities are natural, so the base is e, not 2"
-        if _close(value, sum(math.exp(-x) for x in log_probs if x > -600) / len(log_probs)):
-            return "average the logarithms, not the inverse probabilities"
-        return f"for log-probabilities {log_probs} you return {value:.6g}, not {wanted:.6g}"
+        total = average * len(log_probs)
+        slips = {
+            "you return the cross-entropy; perplexity is e to that power": average,
+            "your sign is the wrong way round: a perplexity is never below 1": math.exp(-average),
+            "you forgot to average over the tokens, so longer texts look worse": (
+                math.exp(total) if total < 700 else math.inf
+            ),
+            "the log-probabilities are natural, so the base is e, not 2": 2**average,
+            "average the logarithms, not the inverse probabilities": (
+                sum(math.exp(-x) for x in log_probs if x > -600) / len(log_probs)
+            ),
+        }
+        said = f"for log-probabilities {log_probs} you return {value:.6g}, not {wanted:.6g}"
+        if why := check_values(value, wanted, slips, otherwise=said):
+            return why
     return None
 
 
@@ -59,15 +61,18 @@ def continuation(answer: Callable[..., float]) -> str | None:
     for word in ("Francisco", "kite", "drum", "San"):
         value = answer(word, list(PAIRS))
         wanted = sum(second == word for _, second in different) / len(different)
-        if _close(value, wanted):
-            continue
-        if _close(value, sum(second == word for _, second in PAIRS) / len(PAIRS)):
-            return f"you count how often {word!r} occurs; count after how many different words"
-        if _close(value, sum(second == word for _, second in different) / len(PAIRS)):
-            return "divide by the number of different pairs, not of all pairs"
-        if _close(value, sum(second == word for _, second in different)):
-            return "a count; a share of all different pairs was asked"
-        return f"for {word!r} the share is {wanted:.4f}, you return {value:.4f}"
+        after = sum(second == word for _, second in different)
+        said = sum(second == word for _, second in PAIRS)
+        slips = {
+            f"you count how often {word!r} occurs; count after how many different words": (
+                said / len(PAIRS)
+            ),
+            "divide by the number of different pairs, not of all pairs": after / len(PAIRS),
+            "a count; a share of all different pairs was asked": after,
+        }
+        otherwise = f"for {word!r} the share is {wanted:.4f}, you return {value:.4f}"
+        if why := check_values(value, wanted, slips, otherwise=otherwise):
+            return why
     return None
 
 

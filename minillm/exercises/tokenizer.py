@@ -13,7 +13,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from minillm.exercises import as_given, exercise
+from minillm.exercises import as_given, check_table, exercise
 
 if TYPE_CHECKING:
     from minillm.tokenizer.bpe import BPETokenizer
@@ -188,26 +188,24 @@ HINTS = {
 }
 
 
+def _is_pieces(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(piece, str) for piece in value)
+
+
+def _other_word(word: str, pieces: list[str]) -> str | None:
+    return None if "".join(pieces) == word else "the pieces should join to the word again"
+
+
 @exercise(
     "02.2",
     "Fill in the pieces of the six words: go through the merges in their order.",
     "merges apply in the order learned, to neighbours only, and to exactly these bytes",
 )
 def _pieces(answer: Any) -> str | None:
-    if (answer := as_given(answer, PIECES)) is None:
-        return "the answer is a dictionary with the six words as keys, as it was given"
-    for word, value in answer.items():
-        if value is ...:
-            return f"{word!r} is not filled in yet"
-        if not isinstance(value, list | tuple) or not all(isinstance(p, str) for p in value):
-            return f'{word!r}: write a list of strings such as ["m", "e", "t"], not {value!r}'
-        if "".join(value) != word:
-            return f"{word!r}: the pieces should join to the word again, not {list(value)}"
-    wrong = [word for word, pieces in PIECES.items() if list(answer[word]) != pieces]
-    if not wrong:
-        return None
-    done = len(PIECES) - len(wrong)
-    return f"right so far: {done} of 6; look at {wrong[0]!r} again: {HINTS[wrong[0]]}"
+    if (given := as_given(answer, PIECES)) is not None:
+        answer = {word: list(x) if isinstance(x, tuple) else x for word, x in given.items()}
+    kind = 'a list of strings such as ["m", "e", "t"]'
+    return check_table(answer, PIECES, HINTS, _other_word, kind=kind, fits=_is_pieces)
 
 
 LEARNED = {"bc": 0, "ab": 1, "ca": 2}  # the merges of 02.3 and their order

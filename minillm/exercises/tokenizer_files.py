@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-from minillm.exercises import check_choices, exercise
+from minillm.exercises import check_table, exercise
 
 
 @exercise(
@@ -165,4 +165,6 @@ _WHY = {
 )
 def _effects(answer: Any) -> str | None:
     kinds = ("same", "other")
-    return check_choices(answer, EFFECTS, _WHY, '"same" or "other"', lambda value: value in kinds)
+    return check_table(
+        answer, EFFECTS, _WHY, kind='"same" or "other"', fits=lambda value: value in kinds
+    )

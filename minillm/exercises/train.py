@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from minillm.exercises import Unsolved, as_given, exercise
+from minillm.exercises import Unsolved, as_given, check_table, exercise
 
 __all__: list[str] = []
 
@@ -80,32 +80,24 @@ HINTS = dict(
 )
 
 
+def _sign_or_unit(question: str, value: float) -> str | None:
+    wanted = EXPECTED[question]
+    if wanted and math.isclose(value, -wanted, rel_tol=0.02):
+        return "the size is right, the sign is not"
+    if "nats" in question and math.isclose(value * math.log(2), wanted, rel_tol=0.02):
+        return "this is in bits; one bit is ln 2 nats"
+    return None
+
+
 @exercise(
     "07.2",
     "each number follows from one line of the page; none needs a run",
     "compare a real training with such numbers first: its first loss, its steps, its cost",
 )
 def _expected(answer: Any) -> str | None:
-    if (answer := as_given(answer, EXPECTED)) is None:
-        return "the answer is a dictionary with the seven questions as keys, as it was given"
-    right = 0
-    for key, wanted in EXPECTED.items():
-        value = answer[key]
-        if value is ...:
-            return f"{key}: not filled in yet"
-        try:
-            value = float(value)
-        except (TypeError, ValueError):
-            return f"{key}: write a number, not {value!r}"
-        if math.isclose(value, wanted, rel_tol=0.02, abs_tol=1e-9):
-            right += 1
-        elif wanted and math.isclose(value, -wanted, rel_tol=0.02):
-            return f"{key}: the size is right, the sign is not"
-        elif math.isclose(value * math.log(2), wanted, rel_tol=0.02) and "nats" in key:
-            return f"{key}: this is in bits; one bit is ln 2 nats"
-        else:
-            return f"{key}: {right} right before it; {HINTS[key]}"
-    return None
+    if (given := as_given(answer, EXPECTED)) is not None:
+        answer = {key: x.item() if isinstance(x, Tensor) else x for key, x in given.items()}
+    return check_table(answer, EXPECTED, HINTS, _sign_or_unit, share=0.02)
 
 
 MISTAKES = {

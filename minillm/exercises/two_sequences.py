@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from minillm.exercises import check_numbers, exercise
+from minillm.exercises import check_table, check_values, exercise
 from minillm.models.seq2seq import EncoderDecoder, Seq2SeqConfig, shift_right
 
 
@@ -73,7 +73,7 @@ HINTS = {
     "the memory is as long as the source and stays so; the target's cache is as long as the target",
 )
 def _held(answer: Any) -> str | None:
-    return check_numbers(answer, HELD, HINTS)
+    return check_table(answer, HELD, HINTS)
 
 
 @exercise(
@@ -133,19 +133,22 @@ def _t5(answer: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Any]) -> str 
         if not isinstance(got, Tensor) or got.shape != wanted.shape:
             return f"return {tuple(wanted.shape)}, not {_shape(got)}"
         bias = table[buckets].permute(2, 0, 1)
-        if _close(got, wanted):
-            continue
-        if _close(got, (q @ k.mT * D**-0.5 + bias).softmax(-1) @ v):
-            return "T5 does not divide its scores by the root of D"
-        if _close(got, ((q @ k.mT + bias) * D**-0.5).softmax(-1) @ v):
-            return "T5 does not divide its scores by the root of D"
-        if _close(got, (q @ k.mT).softmax(-1) @ v):
-            return "the numbers of the table are missing"
-        if _close(got, ((q @ k.mT).softmax(-1) + bias) @ v):
-            return "the numbers are added to the scores, before the softmax, not to the weights"
-        if _close(got, (q @ k.mT + table[buckets].reshape(H, T, S)).softmax(-1) @ v):
-            return "table[buckets] has its heads on the last axis: move it, a reshape mixes them"
-        return f"for H = {H}, T = {T}, S = {S} off by up to {(got - wanted).abs().max():.3f}"
+        scale = "T5 does not divide its scores by the root of D"
+        mistakes = [
+            (scale, (q @ k.mT * D**-0.5 + bias).softmax(-1) @ v),
+            (scale, ((q @ k.mT + bias) * D**-0.5).softmax(-1) @ v),
+            ("the numbers of the table are missing", (q @ k.mT).softmax(-1) @ v),
+            (
+                "the numbers are added to the scores, before the softmax, not to the weights",
+                ((q @ k.mT).softmax(-1) + bias) @ v,
+            ),
+            (
+                "table[buckets] has its heads on the last axis: move it, a reshape mixes them",
+                (q @ k.mT + table[buckets].reshape(H, T, S)).softmax(-1) @ v,
+            ),
+        ]
+        if why := check_values(got, wanted, mistakes, near=1e-4):
+            return f"for H = {H}, T = {T}, S = {S}: {why}"
     return None
 
 
@@ -171,35 +174,27 @@ def _loss_of_pairs(answer: Callable[[EncoderDecoder, Tensor, Tensor, int], Any])
         got = answer(model, source.clone(), target.clone(), pad)
         if not isinstance(got, Tensor) or got.shape != ():
             return f"return one number as a tensor, the mean, not {_shape(got)}"
-        if _close(got, wanted):
-            idle = _without_gradient(got, model) - _without_gradient(wanted, model)
-            if idle:
-                return (
-                    f"the number is right, but no gradient reaches {min(idle)}: it is not trained"
-                )
-            continue
         copied = model(source, target, attention_mask=mask)
-        for wrong, why in (
-            (
-                _loss(logits[:, :-1], target[:, 1:], pad),
-                "as it was given: the start is asked for the second token",
+        slips = {
+            "as it was given: the start is asked for the second token": (
+                _loss(logits[:, :-1], target[:, 1:], pad)
             ),
-            (_loss(copied, target, pad), "a leak: each position is fed what it is asked for"),
-            (
-                _loss(logits[:, 1:], target[:, :-1], pad),
-                "each position is asked for what it is fed",
+            "a leak: each position is fed what it is asked for": _loss(copied, target, pad),
+            "each position is asked for what it is fed": (
+                _loss(logits[:, 1:], target[:, :-1], pad)
             ),
-            (_loss(copied[:, :-1], target[:, 1:], pad), "the start token is never fed"),
-            (
-                _loss(logits[:, :-1], target[:, :-1], pad),
-                "the longest target's end is asked for nowhere",
+            "the start token is never fed": _loss(copied[:, :-1], target[:, 1:], pad),
+            "the longest target's end is asked for nowhere": (
+                _loss(logits[:, :-1], target[:, :-1], pad)
             ),
-            (_loss(logits, target, -100), "padding of the target is counted"),
-            (_loss(model(source, fed), target, pad), "the padding of the source is read"),
-        ):
-            if _close(got, wrong):
-                return why
-        return f"the loss should be {wanted:.4f}, not {got:.4f}"
+            "padding of the target is counted": _loss(logits, target, -100),
+            "the padding of the source is read": _loss(model(source, fed), target, pad),
+        }
+        said = f"the loss should be {wanted:.4f}, not {got:.4f}"
+        if why := check_values(got, wanted, slips, near=1e-4, otherwise=said):
+            return why
+        if idle := _without_gradient(got, model) - _without_gradient(wanted, model):
+            return f"the number is right, but no gradient reaches {min(idle)}: it is not trained"
     return None
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from minillm.exercises import as_given, exercise
+from minillm.exercises import check_table, check_values, exercise
 
 # Ids of the rows, n, and what is asked; the mistakes below name themselves on one of them.
 _BLOCKED: tuple[tuple[list[list[int]], int], ...] = (
@@ -109,16 +109,11 @@ _WHY = (
     "a door that knows a part by name can refuse; what merely calls it cannot, so test the part",
 )
 def _happens(answer: Any) -> str | None:
-    if (answer := as_given(answer, HAPPENS)) is None:
-        return "the answer is a dictionary with the eight cases as keys, as it was given"
-    for (case, want), why in zip(HAPPENS.items(), _WHY, strict=True):
-        if answer[case] is ...:
-            return f"not filled in yet: {case!r}"
-        if answer[case] not in ("works", "refused", "silent"):
-            return f'{case!r}: write "works", "refused" or "silent", not {answer[case]!r:.40}'
-        if answer[case] != want:
-            return f"look at {case!r} again: {why}"
-    return None
+    kinds = ("works", "refused", "silent")
+    hints = dict(zip(HAPPENS, _WHY, strict=True))
+    return check_table(
+        answer, HAPPENS, hints, kind='"works", "refused" or "silent"', fits=lambda x: x in kinds
+    )
 
 
 def _slopes(logits: Tensor, targets: Tensor, weight: float) -> Tensor:
@@ -167,11 +162,8 @@ def _z_slopes(answer: Callable[[Tensor, Tensor, float], Any]) -> str | None:
                 / counts.sum()
             ),
         }
-        if torch.allclose(got.double(), want, rtol=1e-5, atol=1e-9):
-            continue
-        for why, wrong in mistakes.items():
-            if torch.allclose(got.double(), wrong, rtol=1e-5, atol=1e-9):
-                return why
         b, t, v = (int(i) for i in torch.unravel_index((got - want).abs().argmax(), want.shape))
-        return f"the slope of score [{b}, {t}, {v}] is {want[b, t, v]:.4g}, not {got[b, t, v]:.4g}"
+        said = f"the slope of score [{b}, {t}, {v}] is {want[b, t, v]:.4g}, not {got[b, t, v]:.4g}"
+        if why := check_values(got, want, mistakes, near=1e-5, otherwise=said):
+            return why
     return None

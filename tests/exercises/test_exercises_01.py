@@ -209,7 +209,7 @@ WRONG = [
     ("01.3", {**PREDICTIONS, QUESTIONS[4]: 6.5}, "only the choice of who"),
     ("01.3", {**PREDICTIONS, QUESTIONS[6]: 1000}, "right so far: 6 of 7"),
     ("01.3", {**PREDICTIONS, QUESTIONS[5]: ...}, "not filled in"),
-    ("01.3", {**PREDICTIONS, QUESTIONS[5]: "50"}, "a number is asked"),
+    ("01.3", {**PREDICTIONS, QUESTIONS[5]: "50"}, "write a number"),
     ("01.3", [4, 1 / 16], "a dictionary"),
     ("01.4", lambda sentence, after: log_prob(sentence, after, end=""), "it is missing"),
     ("01.4", first_twice, "counted twice"),

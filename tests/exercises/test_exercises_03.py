@@ -206,7 +206,7 @@ WRONG = [
         {**PREDICTIONS, "how many times the scores, if a text is 3 times as long": 3},
         "every query meets every key",
     ),
-    ("03.2", {**PREDICTIONS, "score of query 1 with key 2": ...}, "6 of 7, the others"),
+    ("03.2", {**PREDICTIONS, "score of query 1 with key 2": ...}, "6 of 7; score of query 1"),
     ("03.2", {**PREDICTIONS, "score of query 1 with key 2": 18}, "counted from 1"),
     (
         "03.2",

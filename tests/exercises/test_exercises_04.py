@@ -237,7 +237,7 @@ WRONG = [
     ("04.1", lambda *a: multi_head(*a, scale=a[-1] / a[1].shape[0]), "scores by D"),
     ("04.1", lambda *a: multi_head(*a, dim=-2), "must sum to 1"),
     ("04.1", lambda *a: multi_head(*a)[0], "the shape is (5, 12), not (2, 5, 12)"),
-    ("04.1", lambda *a: multi_head(*a) + 1, "off by up to 1.000"),
+    ("04.1", lambda *a: multi_head(*a) + 1, "off by up to 1"),
     (
         "04.1",
         lambda x, *w: multi_head(x, *w) if x.shape[-1] == 12 else x.view(x.shape[0], -1, 4, 3),

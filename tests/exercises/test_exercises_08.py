@@ -325,7 +325,7 @@ WRONG = [
     ("08.2", {**PREDICTED, "bytes of the cache at the end": 30_464}, "keeps its own"),
     ("08.2", {**PREDICTED, "bytes of the cache at the end": 45_696}, "float32 has 4 bytes"),
     ("08.2", {**PREDICTED, "bytes of the cache at the end": ...}, "not filled in yet"),
-    ("08.2", {"positions": 119}, "with the five questions"),
+    ("08.2", {"positions": 119}, "with the 5 questions"),
     ("08.2", {**PREDICTED, "positions computed without a cache": "2190"}, "write a number"),
     ("08.3", broken, "after 4 others was put at 1"),
     ("08.3", cold_only, "after 6 in the cache: a token that comes after 6 others was put at 0"),

@@ -93,7 +93,7 @@ WRONG = [
     (ONE, {**INTENSITY, "8 texts, weights in int8": ...}, "not filled in yet"),
     (ONE, {**INTENSITY, "8 texts, weights in int8": True}, "write a number"),
     (ONE, {**INTENSITY, "8 texts, weights in int8": 8}, "has one byte"),
-    (ONE, {"1 text": 1}, "with the five cases"),
+    (ONE, {"1 text": 1}, "with the 5 questions"),
     (TWO, added, "not the sum"),
     (TWO, faster, "here reading takes longer"),
     (TWO, weights_for_each, "once per step for all texts"),

@@ -58,7 +58,7 @@ WRONG = [
         lambda p, q: [max(a - b, 0) for a, b in zip(p, q, strict=True)],
         "divide by its sum",
     ),
-    ("09_speculative.1", lambda p, q: p, "counts tokens twice"),
+    ("09_speculative.1", lambda p, q: p, "already count twice"),
     ("09_speculative.1", overlap, "which is accepted"),
     ("09_speculative.1", lambda p, q: residual(p, q)[:-1], "return 5 probabilities"),
     ("09_speculative.2", changed(zero=2), "likes it more"),
