@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from minillm.config import ModelConfig
-from minillm.exercises import check_table, exercise
+from minillm.exercises import check_table, check_values, exercise
 from minillm.model import CausalLM
 
 LOSS_AT = {
@@ -96,22 +96,14 @@ def _bias_step(answer: Callable[[list[float], list[float], float], Any]) -> str 
         if not isinstance(got, Sequence) or len(got) != len(bias):
             return f"{case}: return a list of {len(bias)} numbers"
         wanted = _moved(bias, load, rate)
-        if _close(got, wanted):
-            continue
-        for message, mistake in _STEPS.items():
-            if _close(got, _moved(bias, load, rate, **mistake)):
-                return f"{case}: {message}"
-        e = next(
-            e for e, (a, b) in enumerate(zip(got, wanted, strict=True)) if not _close([a], [b])
-        )
-        mean = sum(load) / len(load)
+        off = [abs(float(a) - b) > 1e-6 for a, b in zip(got, wanted, strict=True)]
+        e, mean = off.index(True) if any(off) else 0, sum(load) / len(load)
         few = "fewer" if load[e] < mean else "no fewer"
-        return f"{case}: expert {e} has {few} tokens than the mean, {mean:g}, and went to {got[e]}"
+        said = f"expert {e} has {few} tokens than the mean, {mean:g}, and went to {got[e]}"
+        slips = ((why, _moved(bias, load, rate, **slip)) for why, slip in _STEPS.items())
+        if why := check_values(got, wanted, slips, otherwise=said):
+            return f"{case}: {why}"
     return None
-
-
-def _close(got: Sequence[Any], wanted: Sequence[float]) -> bool:
-    return all(abs(float(a) - b) < 1e-6 for a, b in zip(got, wanted, strict=True))
 
 
 def _parameters(config: Any) -> int:

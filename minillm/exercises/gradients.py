@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from minillm.exercises import Unsolved, exercise
+from minillm.exercises import Unsolved, check_values, exercise
 
 __all__: list[str] = []
 
@@ -35,22 +35,22 @@ def _score_gradients(answer: Callable[..., tuple[Tensor, Tensor]]) -> str | None
                 f" {tuple(dq.shape)} and {tuple(dk.shape)}"
             )
         p = (q @ k.T / scale).softmax(-1)
-        if _close(dq, p * (d - (p * d).sum(-1, keepdim=True)) @ k / scale):
-            return "d_scores lies behind softmax already; going through it again is once too often"
-        if T == S and _close(dk, d @ q / scale):
-            return "dk lacks the transpose: key s collects column s of the scores' gradient"
-        if _close(dq, d @ k) or _close(dk, d.T @ q):
-            return "the scores were divided by sqrt(D), so their gradients must be as well"
-        if _close(dq, d @ k / D) or _close(dk, d.T @ q / D):
-            return "divide by sqrt(D), not by D"
-        if not _close(dq, d @ k / scale):
-            return (
-                "dq is wrong: row t of it is the sum of all keys, weighted with row t of d_scores"
-            )
-        if not _close(dk, d.T @ q / scale):
-            return (
-                "dk is wrong: row s is the sum of all queries, weighted with column s of d_scores"
-            )
+        twice = p * (d - (p * d).sum(-1, keepdim=True))
+        root = "the scores were divided by sqrt(D), so their gradients must be as well"
+        for got, weights, rows, said in (
+            (dq, d, k, "dq is wrong: row t of it is the sum of all keys, weighted with row t of"),
+            (dk, d.T, q, "dk is wrong: row s is the sum of all queries, weighted with column s of"),
+        ):
+            slips = {root: weights @ rows, "divide by sqrt(D), not by D": weights @ rows / D}
+            if got is dq:
+                again = "d_scores lies behind softmax already; going through it again is too often"
+                slips[again] = twice @ k / scale
+            elif T == S:
+                column = "dk lacks the transpose: key s collects column s of the scores' gradient"
+                slips[column] = d @ q / scale
+            wanted = weights @ rows / scale
+            if why := check_values(got, wanted, slips, near=1e-9, otherwise=f"{said} d_scores"):
+                return why
     return None
 
 
@@ -76,26 +76,36 @@ def _norm_gradients(answer: Callable[..., tuple[Tensor, Tensor]]) -> str | None:
                 f"dx has the shape {(N, C)} and d_gain {(C,)}; yours have {tuple(dx.shape)}"
                 f" and {tuple(d_gain.shape)}"
             )
-        if _close(d_gain, (dy * n).mean(0)):
-            return "d_gain is a sum over the rows, not a mean: the gain is used in each of them"
-        if _close(d_gain, (dy * x).sum(0)):
-            return "the gain is multiplied with x / r, not with x"
-        if eps and _close(d_gain, (dy * x / x.pow(2).mean(-1, keepdim=True).sqrt()).sum(0)):
-            return "eps is missing: it stands under the root of r"
-        if not _close(d_gain, (dy * n).sum(0)):
-            return "d_gain is wrong: y is gain times x / r, in every row"
-        if _close(dx, dn / r):
-            return "r depends on x as well: a part of the gradient goes through it"
-        if _close(dx, (dy - n * (dy * n).mean(-1, keepdim=True)) / r):
-            return "the gain is missing in dx: what reaches x / r is dy times the gain"
-        if _close(dx, (dn - n * along * C) / r):
-            return "the part through r is C times too large: r has a mean under its root, not a sum"
-        if _close(dx, (dn + n * along) / r):
-            return "the part through r has the wrong sign: a larger r makes y smaller"
-        if _close(dx, dn / r - x * (dn * x).mean(-1, keepdim=True) / r**2):
-            return "the part through r has one r too few below it: both x in it stand over r"
-        if not _close(dx, (dn - n * along) / r):
-            return "dx is wrong: the direct part is dy * gain / r; which part comes through r?"
+        slips = {
+            "d_gain is a sum over the rows, not a mean: the gain is used in each of them": (
+                (dy * n).mean(0)
+            ),
+            "the gain is multiplied with x / r, not with x": (dy * x).sum(0),
+            "eps is missing: it stands under the root of r": (
+                (dy * x / x.pow(2).mean(-1, keepdim=True).sqrt()).sum(0)
+            ),
+        }
+        said = "d_gain is wrong: y is gain times x / r, in every row"
+        if why := check_values(d_gain, (dy * n).sum(0), slips, near=1e-9, otherwise=said):
+            return why
+        slips = {
+            "r depends on x as well: a part of the gradient goes through it": dn / r,
+            "the gain is missing in dx: what reaches x / r is dy times the gain": (
+                (dy - n * (dy * n).mean(-1, keepdim=True)) / r
+            ),
+            "the part through r is C times too large: r has a mean under its root, not a sum": (
+                (dn - n * along * C) / r
+            ),
+            "the part through r has the wrong sign: a larger r makes y smaller": (
+                (dn + n * along) / r
+            ),
+            "the part through r has one r too few below it: both x in it stand over r": (
+                dn / r - x * (dn * x).mean(-1, keepdim=True) / r**2
+            ),
+        }
+        said = "dx is wrong: the direct part is dy * gain / r; which part comes through r?"
+        if why := check_values(dx, (dn - n * along) / r, slips, near=1e-9, otherwise=said):
+            return why
     return None
 
 
@@ -146,16 +156,23 @@ def _accumulate(answer: Callable[[nn.Module, list[tuple[Tensor, Tensor]]], float
     found = table.weight.grad.clone()
     if (calls := events.count("forward")) != 3:
         return f"the model should see each batch once, one by one; it was called {calls} times"
-    if _close(found, torch.stack(each).mean(0)):
-        return "you average the batches' means: a batch with 1 target weighs as much as one with 12"
-    if _close(found, torch.stack(each).sum(0)):
-        return "you add up means: divide the sum of all losses by the count of all targets, 18"
-    if _close(found, expected * 18 / 36) or _close(found, expected * 18 / 12):
-        return "you divide by all positions: those with the label -100 do not count"
-    if _close(found, expected * 18):
-        return "you forgot to divide by the number of targets"
-    if not _close(found, expected):
-        return "the gradient differs from that of one large batch with all the targets"
+    positions = "you divide by all positions: those with the label -100 do not count"
+    mistakes = [
+        (
+            "you average the batches' means: a batch with 1 target weighs as much as one with 12",
+            torch.stack(each).mean(0),
+        ),
+        (
+            "you add up means: divide the sum of all losses by the count of all targets, 18",
+            torch.stack(each).sum(0),
+        ),
+        (positions, expected * 18 / 36),
+        (positions, expected * 18 / 12),
+        ("you forgot to divide by the number of targets", expected * 18),
+    ]
+    said = "the gradient differs from that of one large batch with all the targets"
+    if why := check_values(found, expected, mistakes, near=1e-9, otherwise=said):
+        return why
     if events != ["forward", "backward"] * 3:
         return "the gradient is right, but all graphs wait for the end: backward after each batch"
     wanted = mean(batches).item()

@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from minillm.config import ModelConfig
-from minillm.exercises import exercise
+from minillm.exercises import check_values, exercise
 from minillm.model import CausalLM
 from minillm.nn.adapters import linear_layers
 
@@ -61,21 +61,23 @@ def _adapted_product(answer: Callable[..., Any]) -> str | None:
         got = answer(x, W, A, B, alpha)
         if not torch.equal(W, before):
             return f"{case}: W itself was changed, and it is frozen"
-        if _same(got, plain + alpha / rank * low):
-            continue
-        if _same(got, plain):
-            return f"{case}: the adapter is missing"
-        if _same(got, plain + alpha * low):
-            return f"{case}: alpha is taken whole; what should it be divided by?"
-        if _same(got, plain + alpha // rank * low):
-            return f"{case}: alpha / r is {alpha / rank:g}, not {alpha // rank:g}"
-        if _same(got, plain + low):
-            return f"{case}: alpha has no effect"
-        if _same(got, plain + alpha / rank**0.5 * low):
-            return f"{case}: this is rsLoRA's scale; the page's first one is asked for"
-        if rows == columns and _same(got, plain + alpha / rank * x @ (B @ A)):
-            return f"{case}: a transpose is missing; only on a square matrix this gives no error"
-        return f"{case}: not x @ W.T plus the scaled way through A and B"
+        slips = {
+            "the adapter is missing": plain,
+            "alpha is taken whole; what should it be divided by?": plain + alpha * low,
+            f"alpha / r is {alpha / rank:g}, not {alpha // rank:g}": plain + alpha // rank * low,
+            "alpha has no effect": plain + low,
+            "this is rsLoRA's scale; the page's first one is asked for": (
+                plain + alpha / rank**0.5 * low
+            ),
+        }
+        if rows == columns:
+            slips["a transpose is missing; only on a square matrix this gives no error"] = (
+                plain + alpha / rank * x @ (B @ A)
+            )
+        said = "not x @ W.T plus the scaled way through A and B"
+        wanted = plain + alpha / rank * low
+        if why := check_values(got, wanted, slips, near=1e-4, otherwise=said):
+            return f"{case}: {why}"
     shapes = ((3, 300), (200, 300), (2, 300), (200, 2))
     x, W, A, B = (torch.randn(*shape, generator=generator) for shape in shapes)
     with _Made(x, W, A, B) as made:

@@ -172,7 +172,7 @@ WRONG = [
     ("07_gradients.1", unscaled, "divided by sqrt(D)"),
     ("07_gradients.1", scaled_by_size, "not by D"),
     ("07_gradients.1", swapped, "dq is wrong"),
-    ("07_gradients.1", through_softmax, "once too often"),
+    ("07_gradients.1", through_softmax, "is too often"),
     ("07_gradients.1", autograd_scores, "autograd is switched off"),
     ("07_gradients.1", lambda q, k, d: d @ k / math.sqrt(q.shape[1]), "two tensors"),
     ("07_gradients.2", autograd_norm, "autograd is switched off"),
