@@ -174,7 +174,8 @@ def check_values(
         got, wanted: a number, a list of numbers or a tensor.
         mistakes: sentences, and what comes out if one makes that mistake; those of a generator are
             computed only when they are asked for.
-        near: the share of the largest number by which numbers may differ.
+        near: the share by which numbers may be off; near 0, that share of 1, or of the largest
+            number if all are smaller.
         otherwise: what is said if no mistake is known that gives them.
     """
     import torch
@@ -187,8 +188,9 @@ def check_values(
     def same(other: Tensor) -> bool:
         if found.shape != other.shape:
             return False
-        largest = float(other.abs().max()) if other.numel() else 0.0
-        return torch.allclose(found, other, rtol=near, atol=min(near * largest, 1.0) + 1e-12)
+        sizes = other[other.isfinite()].abs()
+        largest = min(1.0, float(sizes.max())) if len(sizes) else 0.0
+        return torch.allclose(found, other, rtol=near, atol=max(near * largest, 1e-12))
 
     if same(right):
         return None
