@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from minillm.cache.base import DynamicLayer, KVCache
-from minillm.exercises import Unsolved, as_given, check_table, exercise, is_number
+from minillm.exercises import Unsolved, as_given, check_table, check_values, exercise, is_number
 from minillm.nn.attention import attention
 from minillm.nn.rope import RotaryEmbedding
 
@@ -108,12 +108,11 @@ def _run_head(answer: Callable[..., Any], pieces: list[int]) -> str | None:
                 f"{tuple(want.shape)}, not {tuple(got.shape)}"
             )
         past += piece.shape[1]
-        if not torch.allclose(got, want, atol=1e-4):
-            for how, outputs in mistaken.items():
-                if torch.allclose(got, outputs[i], atol=1e-4):
-                    return f"{case}: {MISTAKES[how]}"
-            where = "compare with one_head" if i == 0 else "is something kept twice, or not turned?"
-            return f"{case}: off by up to {(got - want).abs().max():.2f}; {where}"
+        slips = {MISTAKES[how]: outputs[i] for how, outputs in mistaken.items()}
+        where = "compare with one_head" if i == 0 else "is something kept twice, or not turned?"
+        said = f"off by up to {(got - want).abs().max():.2f}; {where}"
+        if why := check_values(got, want, slips, near=1e-4, otherwise=said):
+            return f"{case}: {why}"
         most = max(part.positions for part in parts)
         if most > past:
             return (

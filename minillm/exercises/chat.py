@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from minillm.exercises import check_table, exercise
+from minillm.exercises import check_table, check_values, exercise
 
 _CASES: tuple[tuple[str, list[int], list[int], list[int]], ...] = (
     ("a prompt that goes on", [1, 2, 3, 4], [4, 4], [1, 2, 3, 4, 5, 6]),
@@ -35,18 +35,17 @@ def _cut_back(answer: Callable[[list[int], list[int], list[int]], Any]) -> str |
     for case, held, lengths, prompt in _CASES:
         agree, least, last = _agree(held, prompt), min(lengths), len(prompt) - 1
         want, got = min(agree, least, last), answer([*held], [*lengths], [*prompt])
-        if got == want:
-            continue
-        given = f"{case}: held={held}, lengths={lengths}, prompt={prompt}"
-        if isinstance(got, bool) or not isinstance(got, int):
+        if isinstance(got, bool) or not hasattr(got, "__float__"):
             return f"return a number of positions, not {got!r}"
-        if got == min(agree, least):
-            return f"{given}: the last position has no scores yet, so it is computed again"
-        if got == min(agree, last):
-            return f"{given}: a layer holds {least} positions only"
-        if got == min(len({*held} & {*prompt}), least, last):
-            return f"{given}: after the first difference nothing counts, be it alike or not"
-        return f"{given}: {want} positions may stay, not {got}"
+        alike = min(len({*held} & {*prompt}), least, last)
+        slips = {
+            "the last position has no scores yet, so it is computed again": min(agree, least),
+            f"a layer holds {least} positions only": min(agree, last),
+            "after the first difference nothing counts, be it alike or not": alike,
+        }
+        said = f"{want} positions may stay, not {got}"
+        if why := check_values(got, want, slips, otherwise=said):
+            return f"{case}: held={held}, lengths={lengths}, prompt={prompt}: {why}"
     return None
 
 

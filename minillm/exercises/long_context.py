@@ -13,10 +13,6 @@ from minillm.exercises import check_table, check_values, exercise
 from minillm.nn.rope_scaling import rope_frequencies
 
 
-def _close(a: Tensor, b: Tensor) -> bool:
-    return a.shape == b.shape and torch.allclose(a, b, rtol=1e-4, atol=1e-6)
-
-
 @exercise(
     "05_long_context.1",
     "the angle at position `length`, and how many radians a full turn has",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -117,25 +118,20 @@ def _adapter_size(answer: Callable[[ModelConfig, int], Any]) -> str | None:
         case = f"C = {c.hidden_size}, {H} heads, {G} of keys, r = {rank}"
         if isinstance(got, bool) or not isinstance(got, int | float):
             return f"{case}: return a number, not {got!r}"
-        if got == wanted:
-            continue
-        if got == wanted + rank * sum(head):
-            return f"{case}: the head gets no adapter here, and you count one"
-        if got == sum(rows * columns for rows, columns in shapes.values()):
-            return f"{case}: these are the matrices themselves, not their adapters"
-        if got * c.num_hidden_layers == wanted:
-            return f"{case}: this is one layer of {c.num_hidden_layers}"
-        if got == rank * sum(columns for _, columns in shapes.values()):
-            return f"{case}: this is A alone"
-        if got == rank * sum(rows for rows, _ in shapes.values()):
-            return f"{case}: this is B alone"
-        full = 2 * rank * c.num_hidden_layers * (H - G) * c.head_dim
-        if full and got == wanted + full:
-            return f"{case}: keys and values have {G} heads, not {H}"
-        wider = c.head_dim - c.hidden_size // H
-        if wider and got == wanted - 2 * rank * c.num_hidden_layers * (H + G) * wider:
-            return f"{case}: a head has head_dim = {c.head_dim} numbers, not C / heads"
-        return f"{case}: {got:,} is not {wanted:,}, off by {got - wanted:,}"
+        each, plain = 2 * rank * c.num_hidden_layers, sum(map(math.prod, shapes.values()))
+        full, wider = (H - G) * c.head_dim, (H + G) * (c.head_dim - c.hidden_size // H)
+        slips = {
+            "the head gets no adapter here, and you count one": wanted + rank * sum(head),
+            "these are the matrices themselves, not their adapters": plain,
+            f"this is one layer of {c.num_hidden_layers}": wanted / c.num_hidden_layers,
+            "this is A alone": rank * sum(columns for _, columns in shapes.values()),
+            "this is B alone": rank * sum(rows for rows, _ in shapes.values()),
+            f"keys and values have {G} heads, not {H}": wanted + each * full,
+            f"a head has head_dim = {c.head_dim} numbers, not C / heads": wanted - each * wider,
+        }
+        said = f"{got:,} is not {wanted:,}, off by {got - wanted:,}"
+        if why := check_values(got, wanted, slips, near=0, otherwise=said):
+            return f"{case}: {why}"
     return None
 
 

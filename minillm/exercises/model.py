@@ -35,25 +35,23 @@ def _count(answer: Callable[[ModelConfig], int]) -> str | None:
         c = ModelConfig(V, C, L, H, F, **more)
         with torch.device("meta"):
             right = CausalLM(c).num_parameters()
-        found = answer(c)
-        if found == right:
-            continue
-        G, D = c.num_key_value_heads, c.head_dim
-        reasons = {
-            2 * L * C * D * (H - G): "k_proj and v_proj have only num_key_value_heads heads",
-            -2 * L * C - C: "the norms have weights too, two a layer and one at the end",
-            -C: "the last norm is missing",
-            -2 * L * C: "the two norms of each layer are missing",
-            V * C if c.tie_word_embeddings else -V * C: "tie_word_embeddings decides whether the "
-            "head has a matrix of its own or shares the embedding's",
-            2 * L * D: "a Llama has no norms on queries and keys",
-            -L * C * F: "a gated block has three matrices: gate, up and down",
+        found, G, D = answer(c), c.num_key_value_heads, c.head_dim
+        off = {
+            "k_proj and v_proj have only num_key_value_heads heads": 2 * L * C * D * (H - G),
+            "the norms have weights too, two a layer and one at the end": -2 * L * C - C,
+            "the last norm is missing": -C,
+            "the two norms of each layer are missing": -2 * L * C,
+            "tie_word_embeddings decides whether the head has a matrix of its own or shares the "
+            "embedding's": V * C if c.tie_word_embeddings else -V * C,
+            "a Llama has no norms on queries and keys": 2 * L * D,
+            "a gated block has three matrices: gate, up and down": -L * C * F,
         }
-        if (reason := reasons.get(found - right)) is not None:
-            return f"{found} instead of {right} for {C=}, {H=}, {G=}: {reason}"
+        slips = {why: right + amount for why, amount in off.items()}
+        said = f"count part by part, with {V=}, layers={L}, {F=}"
         if D * H != C:
-            return f"{found} instead of {right}: a head has head_dim={D}, not C / H, numbers"
-        return f"{found} instead of {right} for {V=}, {C=}, layers={L}, {H=}, {G=}, {F=}"
+            said = f"a head has head_dim={D}, not C / H, numbers"
+        if why := check_values(found, right, slips, near=0, otherwise=said):
+            return f"{found} instead of {right} for {C=}, {H=}, {G=}: {why}"
     return None
 
 

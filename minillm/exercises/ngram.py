@@ -108,25 +108,24 @@ def _wrong_shares(
         return f"after {context!r} nothing was counted: the k's are all there is to share"
     counts = {w: pairs.count((context, w)) for w in words}
     seen, V = sum(first == context for first, _ in pairs), len(words)
+    either = sum(context in pair for pair in pairs)
 
-    def are(total: float) -> bool:
-        return all(_close(p, (counts[w] + k) / total) for w, p in probs.items())
+    def shares(total: float, k: float = k) -> list[float]:
+        return [(counts[w] + k) / (total + k * V) for w in probs]
 
-    if are(seen + k * V):
-        return None
-    if are(len(pairs) + k * V):
-        return "divide by how often the context came, not by the number of all pairs"
-    if are(sum(context in pair for pair in pairs) + k * V):
-        return "a context is the *first* of a pair: count it only there"
-    if are(seen + k * (V + 1)):
-        return "V is the size of `vocabulary`: what may come next, contexts not counted"
-    if all(_close(p, counts[w] / max(seen, 1)) for w, p in probs.items()):
-        return f"{case} these are the plain shares: where is k?"
-    if not _close(total := sum(probs.values()), 1):
-        return f"the probabilities {case} sum to {total:.4g}, not to 1"
-    wrong = next(w for w, p in probs.items() if not _close(p, (counts[w] + k) / (seen + k * V)))
-    wanted = (counts[wrong] + k) / (seen + k * V)
-    return f"p({wrong}|{context}) with k = {k} is {wanted:.4f}, you return {probs[wrong]:.4f}"
+    totals = {
+        "divide by how often the context came, not by the number of all pairs": len(pairs),
+        "a context is the *first* of a pair: count it only there": either,
+        "V is the size of `vocabulary`: what may come next, contexts not counted": seen + k,
+    }
+    slips = {why: shares(total) for why, total in totals.items()}
+    slips[f"{case} these are the plain shares: where is k?"] = shares(max(seen, 1), 0)
+    got, wanted = [float(p) for p in probs.values()], shares(seen)
+    i = max(range(V), key=lambda i: abs(got[i] - wanted[i]))
+    said = f"p({[*probs][i]}|{context}) with k = {k} is {wanted[i]:.4f}, you return {got[i]:.4f}"
+    if not _close(sum(got), 1):
+        said = f"the probabilities {case} sum to {sum(got):.4g}, not to 1"
+    return check_values(got, wanted, slips, near=1e-9, otherwise=said)
 
 
 PREDICTIONS: dict[str, tuple[float, str]] = {

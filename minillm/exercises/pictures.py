@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from minillm.exercises import check_table, exercise
+from minillm.exercises import check_table, check_values, exercise
 
 
 def _shape(x: Any) -> str:
@@ -29,20 +29,20 @@ def _patches(answer: Callable[[Tensor, int], Any]) -> str | None:
         got = answer(pixels.clone(), p)
         if not isinstance(got, Tensor) or got.shape != wanted.shape:
             return f"(B, N, channels p p) is {tuple(wanted.shape)} here, not {_shape(got)}"
-        if torch.equal(got, wanted):
-            continue
-        if torch.equal(got, pixels.reshape(wanted.shape)):
-            return "a reshape alone cuts strips of rows, no squares: axes have to change places"
-        rows, columns = height // p, width // p
-        turned = wanted.unflatten(1, (rows, columns)).transpose(1, 2).flatten(1, 2)
-        if torch.equal(got, turned):
-            return "the patches go down the columns; they should go along the rows"
+        columns = width // p
+        turned = wanted.unflatten(1, (-1, columns)).transpose(1, 2).flatten(1, 2)
         last = wanted.unflatten(2, (channels, -1)).transpose(2, 3).flatten(2)
-        if torch.equal(got, last):
-            return "in each patch all pixels of a channel come first, then the next channel"
-        case = f"{channels} channels of {height} x {width}, p = {p}"
-        first = wanted[0, 0].tolist()
-        return f"{case}: the first patch is {got[0, 0].tolist()}, and should be {first}"
+        slips = {
+            "a reshape alone cuts strips of rows, no squares: axes have to change places": (
+                pixels.reshape(wanted.shape)
+            ),
+            "the patches go down the columns; they should go along the rows": turned,
+            "in each patch all pixels of a channel come first, then the next channel": last,
+        }
+        case, found = f"{channels} channels of {height} x {width}, p = {p}", got[0, 0].tolist()
+        said = f"{case}: the first patch is {found}, and should be {wanted[0, 0].tolist()}"
+        if why := check_values(got, wanted, slips, otherwise=said):
+            return why
     return None
 
 
@@ -133,12 +133,10 @@ def _pixel_shuffle(answer: Callable[[Tensor, tuple[int, int], int], Any]) -> str
             return f"{case}: you join squares of 2 x 2, whatever r is"
         if not isinstance(got, Tensor) or got.shape != wanted.shape:
             return f"{case}: the result is {tuple(wanted.shape)}, not {_shape(got)}"
-        if torch.equal(got, wanted):
-            continue
-        for message, mistake in _SHUFFLED.items():
-            if torch.equal(got, mistake(features, (rows, columns), r)):
-                return f"{case}: {message}"
-        return f"{case}: the first vector is {got[0, 0].tolist()}"
+        slips = {why: slip(features, (rows, columns), r) for why, slip in _SHUFFLED.items()}
+        said = f"the first vector is {got[0, 0].tolist()}"
+        if why := check_values(got, wanted, slips, otherwise=said):
+            return f"{case}: {why}"
     return None
 
 
@@ -167,20 +165,20 @@ def _picture_mask(answer: Callable[[Tensor, int, int], Any]) -> str | None:
         case = f"ids {ids.tolist()}, mark {mark}, {n} features"
         if not isinstance(got, Tensor) or got.dtype != torch.bool or got.shape != wanted.shape:
             return f"{case}: the mask should be bool {tuple(wanted.shape)}, not {_shape(got)}"
-        if torch.equal(got, wanted):
-            continue
-        if torch.equal(got, ~wanted):
-            return f"{case}: turned round: True is where a token may read"
         seen = (ids == mark).cumsum(1)[..., None]
+        earlier = seen - (ids == mark)[..., None].long()
         which = torch.arange(1, wanted.shape[2] // n + 1).repeat_interleave(n)
-        if torch.equal(got, seen == which.view(-1, n).T.flatten()):
-            return f"{case}: all features of the first picture come first, then the second's"
-        if torch.equal(got, seen >= which):
-            return f"{case}: a token sees the last picture before it, no earlier one"
-        if torch.equal(got, (seen - (ids == mark)[..., None].long()) == which):
-            return f"{case}: the mark itself sees its picture already"
-        if (got & ~(seen >= which)).any():
-            return f"{case}: a token reads a picture that comes after it"
-        row = (got != wanted).any(-1).nonzero()[0].tolist()
-        return f"{case}: row {row[0]}, token {row[1]} is {got[tuple(row)].int().tolist()}"
+        mixed = which.view(-1, n).T.flatten()
+        slips = {
+            "turned round: True is where a token may read": ~wanted,
+            "all features of the first picture come first, then the second's": seen == mixed,
+            "a token sees the last picture before it, no earlier one": seen >= which,
+            "the mark itself sees its picture already": earlier == which,
+        }
+        b, t = divmod(int((got != wanted).any(-1).int().argmax()), ids.shape[1])
+        said = f"row {b}, token {t} is {got[b, t].int().tolist()}"
+        if (got & (seen < which)).any():
+            said = "a token reads a picture that comes after it"
+        if why := check_values(got, wanted, slips, otherwise=said):
+            return f"{case}: {why}"
     return None

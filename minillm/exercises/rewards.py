@@ -45,10 +45,6 @@ def _best_policy(answer: Policy) -> str | None:
         if any(math.isnan(x) for x in got):
             return f"{case}: NaN; exp(r / beta) is too large, so subtract the largest r first"
         wanted = _tilted(p, [x / beta for x in r])
-        if not _differs(got, wanted):
-            continue
-        if not abs(sum(got) - 1) <= 1e-5:
-            return f"{case}: the numbers sum to {sum(got):.4f}, not to 1"
         others = {
             "the reward is divided by beta, not multiplied": _tilted(p, [x * beta for x in r]),
             "beta is missing": _tilted(p, r),
@@ -56,10 +52,11 @@ def _best_policy(answer: Policy) -> str | None:
             "more reward should make a text more probable": _tilted(p, [-x / beta for x in r]),
             "the best policy keeps texts of less reward, too": [float(x == max(r)) for x in r],
         }
-        for what, value in others.items():
-            if not _differs(got, value):
-                return f"{case}: {what}"
-        return f"{case}: {[round(x, 4) for x in got]} should be {[round(x, 4) for x in wanted]}"
+        said = f"{[round(x, 4) for x in got]} should be {[round(x, 4) for x in wanted]}"
+        if not abs(sum(got) - 1) <= 1e-5:
+            said = f"the numbers sum to {sum(got):.4f}, not to 1"
+        if why := check_values(got, wanted, others, near=1e-5, otherwise=said):
+            return f"{case}: {why}"
     return None
 
 

@@ -112,23 +112,21 @@ def _most_texts(answer: Callable[..., int]) -> str | None:
             reading = spare / (context * chip["kept"])
             computing = limit * chip["peak"] / chip["operations"]
             want = max(0, math.floor(min(room, reading, computing)))
-            if got == want:
-                continue
+            free = memory / (context * chip["kept"])
+
+            def most(*limits: float) -> int:
+                return max(0, math.floor(min(limits)))
+
+            slips = {
+                f"{got} texts are one too many: round down": want + 1,
+                "the weights lie in the same memory as the caches": most(free, reading, computing),
+                f"{got} texts forget a limit: memory": most(reading, computing),
+                f"{got} texts forget a limit: reading": most(room, computing),
+                f"{got} texts forget a limit: computing": most(room, reading),
+            }
+            said = f"{want} texts, not {got}"
             if got < 0:
-                return f"{case}: not even one text fits; the answer is 0, not {got}"
-            if got == want + 1:
-                return f"{case}: {got} texts are one too many: round down"
-            if got == max(
-                0,
-                math.floor(
-                    min(room + chip["weights"] / (context * chip["kept"]), reading, computing)
-                ),
-            ):
-                return f"{case}: the weights lie in the same memory as the caches"
-            parts = {"memory": room, "reading": reading, "computing": computing}
-            for name in parts:
-                others = min(value for key, value in parts.items() if key != name)
-                if got == max(0, math.floor(others)):
-                    return f"{case}: {got} texts forget a limit: {name}"
-            return f"{case}: {want} texts, not {got}"
+                said = f"not even one text fits; the answer is 0, not {got}"
+            if why := check_values(got, want, slips, near=0, otherwise=said):
+                return f"{case}: {why}"
     return None

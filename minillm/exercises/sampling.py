@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from minillm.exercises import apart, check_table, exercise
+from minillm.exercises import apart, check_table, check_values, exercise
 from minillm.generation.sampling import Sampler
 
 CASES = (
@@ -59,49 +59,42 @@ def next_token(answer: Callable[[list[float], float, float, float], int]) -> str
             got = [int(i) for i in found]
             shaped = _powers(probs, 1 / t)
             kept = _nucleus(shaped, p)
-            if got == [_walk(shaped, kept, u) for u in numbers]:
-                continue
             case = f"probs {probs}, t = {t}, p = {p}"
             if beyond := [i for i in got if i not in range(len(probs))]:
                 return f"{case}: there is no token {beyond[0]}"
-            upside = _powers(probs, t)
-            if t != 1 and got == [_walk(upside, _nucleus(upside, p), u) for u in numbers]:
-                return f"{case}: your temperature acts the wrong way round: above 1 it flattens"
-            if t != 1 and got == [_walk(probs, _nucleus(probs, p), u) for u in numbers]:
-                return (
-                    f"{case}: the temperature changes nothing; dividing all by t cancels out again"
-                )
-            soft = [math.exp(q / t) for q in probs]
-            soft = [q / sum(soft) for q in soft]
-            if got == [_walk(soft, _nucleus(soft, p), u) for u in numbers]:
-                return f"{case}: softmax takes logits, the logarithms of probabilities"
-            first = _nucleus(probs, p)
+
+            def walks(shares: Sequence[float], kept: Sequence[int]) -> list[int]:
+                return [_walk(shares, kept, u) for u in numbers]
+
+            upside, soft = _powers(probs, t), _powers([math.exp(q / t) for q in probs], 1)
+            turned, first, melted = (_nucleus(x, p) for x in (upside, probs, soft))
             late = _powers([q if i in first else 0.0 for i, q in enumerate(probs)], 1 / t)
-            if got == [_walk(late, first, u) for u in numbers]:
-                return f"{case}: you cut before you heat; the temperature comes first"
             equal = [i for i, q in enumerate(shaped) if q >= min(shaped[j] for j in kept)]
-            if equal != kept and got == [_walk(shaped, equal, u) for u in numbers]:
-                return f"{case}: two tokens tie at the border; keep only as many as reach p"
-            if p < 1 and got == [_walk(shaped, range(len(probs)), u) for u in numbers]:
-                return f"{case}: nothing is cut, improbable tokens are still drawn"
             short = _nucleus(shaped, p, crossing=False) or _nucleus(shaped, 1e-9)
-            if got == [_walk(shaped, short, u) for u in numbers]:
-                return f"{case}: the token with which the sum reaches p belongs to what is kept"
+            order = sorted(kept, key=lambda i: -shaped[i])
+            early = [i for i in range(len(probs)) if sum(shaped[:i]) < p - 1e-9]
+            ways = {
+                "your temperature acts the wrong way round: above 1 it flattens": (upside, turned),
+                "the temperature changes nothing; dividing by t cancels out again": (probs, first),
+                "softmax takes logits, the logarithms of probabilities": (soft, melted),
+                "you cut before you heat; the temperature comes first": (late, first),
+                "two tokens tie at the border; keep only as many as reach p": (shaped, equal),
+                "nothing is cut, improbable tokens are still drawn": (shaped, [*range(len(probs))]),
+                "the token with which the sum reaches p belongs to what is kept": (shaped, short),
+                "right shares, but walk in the order of the list, not best first": (shaped, order),
+                "cut by probability, best first, not in the order of the list": (shaped, early),
+            }
+            slips, wanted = {why: walks(*way) for why, way in ways.items()}, walks(shaped, kept)
             total = sum(shaped[i] for i in kept)
             within = [(i, u) for i, u in zip(got, numbers, strict=True) if u < total]
+            place = next((i for i, found in enumerate(got) if found != wanted[i]), 0)
+            said = f"for u = {numbers[place]:.3f} I expected {wanted[place]}, not {got[place]}"
+            if got[1:] == wanted[1:]:
+                said = f"for u = 0: token {got[0]} has been cut; the sum has to exceed u"
             if all(i == _walk(shaped, kept, u, scale=False) for i, u in within):
-                return f"{case}: what is left sums to less than 1, and u may lie beyond: rescale it"
-            order = sorted(kept, key=lambda i: -shaped[i])
-            if got == [_walk(shaped, order, u) for u in numbers]:
-                return f"{case}: right shares, but walk in the order of the list, not best first"
-            if got[1:] == [_walk(shaped, kept, u) for u in numbers[1:]]:
-                return f"{case}, u = 0: token {got[0]} has been cut; the sum has to exceed u"
-            early = [i for i in range(len(probs)) if sum(shaped[:i]) < p - 1e-9]
-            if got == [_walk(shaped, early, u) for u in numbers]:
-                return f"{case}: cut by probability, best first, not in the order of the list"
-            place = next(i for i, u in enumerate(numbers) if got[i] != _walk(shaped, kept, u))
-            wanted = _walk(shaped, kept, numbers[place])
-            return f"{case}, u = {numbers[place]:.3f}: I expected {wanted}, not {got[place]}"
+                said = "what is left sums to less than 1, and u may lie beyond: rescale it"
+            if why := check_values(got, wanted, slips, otherwise=said):
+                return f"{case}: {why}"
     return None
 
 

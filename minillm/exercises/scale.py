@@ -27,10 +27,6 @@ def _two(got: Any) -> tuple[float, float] | None:
         return None
 
 
-def _close(got: Sequence[float], wanted: Sequence[float]) -> bool:
-    return all(math.isclose(g, w, rel_tol=1e-6) for g, w in zip(got, wanted, strict=True))
-
-
 @exercise(
     "19.1",
     "what is a straight line, once the floor is taken away and logarithms are taken?",

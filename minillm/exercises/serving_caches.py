@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from minillm.exercises import Unsolved, exercise
+from minillm.exercises import Unsolved, check_values, exercise
 
 # layers, key/value heads, key size, value size, length, window, bytes a number
 SHAPES = (
@@ -30,24 +30,22 @@ def _cache_bytes(answer: Callable[..., int]) -> str | None:
         want = layers * heads * (key_dim + value_dim) * kept * size
         shape = (layers, heads, key_dim, value_dim, length)
         got = answer(*shape, window=window, bytes_per_number=size)
-        if got == want:
-            continue
-        case = f"{shape} with window={window}"
-        if size != 2 and got * size == 2 * want:
-            return f"{case}: a number has {size} bytes here (bytes_per_number), not 2"
-        if got * layers == want:
-            return f"{case}: that is one layer of {layers}, each has keys and values of its own"
-        if got * size == want:
-            return f"{case}: you count numbers, of {size} bytes each"
-        if got == layers * heads * key_dim * kept * size:
-            return f"{case}: you count the keys only, values are kept as well"
-        if key_dim != value_dim and got == 2 * layers * heads * key_dim * kept * size:
-            return f"{case}: values have {value_dim} numbers here, not as many as keys"
-        if window is not None and got * kept == want * length:
-            return f"{case}: a window of {window} keeps no more than {window} positions"
-        if window is not None and got * kept == want * window:
-            return f"{case}: only {length} positions are there to be kept"
-        return f"{case}: {want} bytes, not {got}"
+        slips = {
+            f"a number has {size} bytes here (bytes_per_number), not 2": 2 * want / size,
+            f"that is one layer of {layers}, each has keys and values of its own": want / layers,
+            f"you count numbers, of {size} bytes each": want / size,
+            "you count the keys only, values are kept as well": (
+                layers * heads * key_dim * kept * size
+            ),
+            f"values have {value_dim} numbers here, not as many as keys": (
+                2 * layers * heads * key_dim * kept * size
+            ),
+            f"a window of {window} keeps no more than {window} positions": want * length / kept,
+            f"only {length} positions are there to be kept": want * (window or kept) / kept,
+        }
+        said = f"{want} bytes, not {got}"
+        if why := check_values(got, want, slips, near=0, otherwise=said):
+            return f"{shape} with window={window}: {why}"
     return None
 
 

@@ -14,11 +14,6 @@ PAIRS = (
 )
 
 
-def _close(ours: Sequence[float], theirs: Sequence[float]) -> bool:
-    pairs = zip(ours, theirs, strict=False)
-    return len(ours) == len(theirs) and all(abs(a - b) < 1e-6 for a, b in pairs)
-
-
 def _positive(p: Sequence[float], q: Sequence[float]) -> list[float]:
     rest = [max(a - b, 0.0) for a, b in zip(p, q, strict=True)]
     return [x / sum(rest) for x in rest]

@@ -187,13 +187,11 @@ def _memory_bytes(answer: Callable[[ModelConfig, int], Any]) -> str | None:
             case = f"{config.model_type}, {layers}, state {kind['state']}, {length} tokens"
             if not hasattr(got, "__float__"):
                 return f"{case}: return a number, not {got!r}"
-            if float(got) == wanted:
-                continue
-            for message, mistake in _MISCOUNTED.items():
-                if mistake(config, length) == float(got):
-                    return f"{case}: {message}"
+            slips = ((why, slip(config, length)) for why, slip in _MISCOUNTED.items())
             more = "more" if float(got) > wanted else "fewer"
-            return f"{case}: {got:,} bytes, {abs(got - wanted):,} {more} than the cache holds"
+            said = f"{got:,} bytes, {abs(got - wanted):,} {more} than the cache holds"
+            if why := check_values(float(got), wanted, slips, near=0, otherwise=said):
+                return f"{case}: {why}"
     return None
 
 

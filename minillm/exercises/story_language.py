@@ -13,10 +13,6 @@ from minillm.stories.language import StoryLanguage
 PAIRS = [*[("San", "Francisco")] * 3, ("a", "kite"), ("the", "kite"), ("a", "drum")]
 
 
-def _close(value: float, wanted: float) -> bool:
-    return math.isclose(float(value), wanted, rel_tol=1e-9, abs_tol=1e-12)
-
-
 @exercise(
     "01_story_language.1",
     "among how many equally likely tokens would one be as unsure as the model is on average?",

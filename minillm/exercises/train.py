@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from minillm.exercises import Unsolved, as_given, check_table, exercise
+from minillm.exercises import Unsolved, as_given, check_table, check_values, exercise
 
 __all__: list[str] = []
 
@@ -157,24 +157,27 @@ def _find_the_mistakes(answer: Callable[[nn.Module, Any, Batches], float]) -> st
         if loss is None or loss is ...:
             raise Unsolved
         return "no parameter has moved: is there a gradient when optimizer.step() is called?"
-    for count in range(len(MISTAKES) + 1):
-        for mistakes in itertools.combinations(MISTAKES, count):
-            weights, wanted = run(partial(_loop, mistakes=mistakes))
-            if not _close(found, weights):
-                continue
-            if mistakes:
-                left = f" (at least {count} mistakes are left)" if count > 1 else ""
-                return MISTAKES[mistakes[0]] + left
-            if loss is None or loss is ...:
-                return "the training is right; now return the last loss"
-            value = float(loss.detach() if isinstance(loss, Tensor) else loss)
-            if abs(value - wanted) > 1e-5:
-                return f"the last loss is {wanted:.4f}, you return {value:.4f}"
-            return None
-    return (
+    weights, wanted = run(_loop)
+    slips = (
+        (
+            MISTAKES[kinds[0]] + (f" (at least {count} mistakes are left)" if count > 1 else ""),
+            run(partial(_loop, mistakes=kinds))[0],
+        )
+        for count in range(1, len(MISTAKES) + 1)
+        for kinds in itertools.combinations(MISTAKES, count)
+    )
+    said = (
         "the parameters end elsewhere than those of a right loop; is each step taken once, and are"
         " all gradients scaled by one factor, that of their joint length?"
     )
+    if why := check_values(found, weights, slips, near=1e-9, otherwise=said):
+        return why
+    if loss is None or loss is ...:
+        return "the training is right; now return the last loss"
+    value = float(loss.detach() if isinstance(loss, Tensor) else loss)
+    if abs(value - wanted) > 1e-5:
+        return f"the last loss is {wanted:.4f}, you return {value:.4f}"
+    return None
 
 
 @exercise(
@@ -258,7 +261,3 @@ def _resumes(make: Callable[[], Any]) -> str | None:
         if [next(other)[0].tolist() for _ in range(5)] != expected:
             return f"after batch {taken}, a source that loads the state goes on with other windows"
     return None
-
-
-def _close(a: Tensor, b: Tensor) -> bool:
-    return a.shape == b.shape and torch.allclose(a, b, rtol=1e-9, atol=1e-12)

@@ -152,10 +152,6 @@ def _t5(answer: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Any]) -> str 
     return None
 
 
-def _close(a: Tensor, b: Tensor) -> bool:
-    return torch.allclose(a, b, atol=1e-4, rtol=1e-4)
-
-
 @exercise(
     "15.5",
     "which token is asked for where the start token is fed?",
