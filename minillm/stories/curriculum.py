@@ -61,6 +61,7 @@ class DeckDocuments(StoryDocuments):
         if cards < 3 or stories < 1:
             raise ValueError(f"decks of {cards} cards for {stories} stories: at least 3 and 1")
         super().__init__(StoryLanguage(lang), encode, seed=seed)
+        self.settings |= {"cards": cards, "stories": stories}
         path = files("minillm.stories") / "grammars" / f"{lang}.txt"
         self.grammar, self.cards, self.stories = path.read_text(encoding="utf-8"), cards, stories
         self._deck = -1
@@ -73,10 +74,6 @@ class DeckDocuments(StoryDocuments):
             grammar = fewer_cards(self.grammar, self.cards, rng)
             self.language, self._deck = StoryLanguage(self.language.lang, grammar=grammar), deck
         return super().text(index)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Where the stream stands."""
-        return {**super().state_dict(), "cards": self.cards, "stories": self.stories}
 
 
 Drawn = tuple[int, int, list[str]]  # begin and end of what was drawn, and all that might have been

@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from minillm.checks import check_utf8, index_in, our_words, quoted
+from minillm.checks import check_utf8, our_words, quoted
 from minillm.tokenizer.chat_template import render_answers
+from minillm.training.data import IndexedSource
 from minillm.training.packing import share_rows
 from minillm.training.sft import Example, token_mask
 
@@ -89,7 +90,7 @@ def conversation_examples(
 
 
 @our_words
-class ConversationBatches:
+class ConversationBatches(IndexedSource):
     """Batches of examples, epoch after epoch, each in an order of its own: a `BatchSource`.
 
     Targets are the next ids; those that the mask leaves out are -100, as those of padding are. With
@@ -126,7 +127,7 @@ class ConversationBatches:
             "examples": len(examples),
         }
         self.pairs = [_input_and_target(e, context_length, n) for n, e in enumerate(examples)]
-        self.index = self._epoch = 0
+        self._epoch = 0
         self._batches = self._deal()
 
     def _deal(self) -> list[list[list[int]]]:
@@ -147,15 +148,12 @@ class ConversationBatches:
         size = "{examples} examples, batches of {batch_size} x {context_length}, {layout}"
         return f"ConversationBatches({size.format(**self.settings)})"
 
-    def __iter__(self) -> "ConversationBatches":
-        return self
-
-    def __next__(self) -> tuple[Tensor, Tensor]:
-        epoch, place = divmod(self.index, len(self._batches))  # all epochs have as many
+    def item(self, index: int) -> tuple[Tensor, Tensor]:
+        """Batch number `index`, counted through all epochs."""
+        epoch, place = divmod(index, len(self._batches))  # all epochs have as many
         if epoch != self._epoch:
             self._epoch = epoch
             self._batches = self._deal()
-        self.index += 1
         rows = self._batches[place]
         inputs, targets = (
             [torch.cat([self.pairs[n][side] for n in row]) for row in rows] for side in (0, 1)
@@ -167,14 +165,6 @@ class ConversationBatches:
             ]
             ids = torch.stack([ids, pad_sequence(numbers, True, padding_value=-1)], dim=1)
         return ids, pad_sequence(targets, True, padding_value=-100)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Where we stand, with the settings that must not change."""
-        return {**self.settings, "index": self.index}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go where `state` says. Raises: ValueError if its settings are others than ours."""
-        self.index = index_in(state, self.settings)
 
 
 def _input_and_target(example: Example, context_length: int, number: int) -> tuple[Tensor, Tensor]:

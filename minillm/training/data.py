@@ -14,6 +14,7 @@ from minillm.checks import check_end, check_sizes, check_token_row, index_in
 
 __all__ = [
     "BatchSource",
+    "IndexedSource",
     "RowBatches",
     "WindowBatches",
     "batch_source",
@@ -49,7 +50,38 @@ def epoch_order(seed: int, epoch: int, count: int) -> np.ndarray:
     return np.random.default_rng([seed, epoch]).permutation(count)
 
 
-class RowBatches:
+class IndexedSource:
+    """What gives items without end, item i depending on `settings` and on i alone.
+
+    So a number, `index`, says where it stands. One of your own sets `settings` (plain JSON) and
+    says what `item(index)` is.
+    """
+
+    settings: dict[str, Any]  # what must not change
+    index = 0  # of the next item
+
+    def item(self, index: int) -> Any:
+        """Item number `index`."""
+        raise NotImplementedError
+
+    def __iter__(self) -> "IndexedSource":
+        return self
+
+    def __next__(self) -> Any:
+        item = self.item(self.index)
+        self.index += 1
+        return item
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the source stands, with the settings that must not change."""
+        return {**self.settings, "index": self.index}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go where `state` says. Raises: ValueError if its settings are others than ours."""
+        self.index = index_in(state, self.state_dict())
+
+
+class RowBatches(IndexedSource):
     """Rows of tokens, some at a time, padded to the longest of them; each row once an epoch.
 
         rows = [[*tokenizer.encode(text), end] for text in texts]
@@ -67,29 +99,17 @@ class RowBatches:
         check_sizes(batch_size=batch_size, rows=len(rows))
         check_end(eos_token_id)
         self.rows, self.batch_size, self.eos_token_id = rows, batch_size, eos_token_id
-        self.seed, self.index = seed, 0
+        self.settings = {"batch_size": batch_size, "seed": seed, "rows": len(rows)}
 
     def __repr__(self) -> str:
         return f"RowBatches({len(self.rows):,} rows, {self.batch_size} a batch)"
 
-    def __iter__(self) -> "RowBatches":
-        return self
-
-    def __next__(self) -> tuple[Tensor, Tensor]:
-        epoch, place = divmod(self.index, -(-len(self.rows) // self.batch_size))
-        order = epoch_order(self.seed, epoch, len(self.rows))
+    def item(self, index: int) -> tuple[Tensor, Tensor]:
+        """Batch number `index`."""
+        epoch, place = divmod(index, -(-len(self.rows) // self.batch_size))
+        order = epoch_order(self.settings["seed"], epoch, len(self.rows))
         rows = [self.rows[i] for i in order[place * self.batch_size :][: self.batch_size]]
-        self.index += 1
         return pad_rows(rows, max(map(len, rows)), self.eos_token_id)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Where the source stands, with the settings that must not change."""
-        settings = {"batch_size": self.batch_size, "seed": self.seed, "rows": len(self.rows)}
-        return {**settings, "index": self.index}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go where `state` says. Raises: ValueError if its settings are others than ours."""
-        self.index = index_in(state, self.state_dict())
 
 
 def get_batch(
@@ -119,7 +139,7 @@ def get_batch(
     return rows[:, :-1], rows[:, 1:]
 
 
-class WindowBatches:
+class WindowBatches(IndexedSource):
     """Random windows of a row of tokens; batch i depends on the seed and on i alone.
 
         batches = WindowBatches(torch.tensor(tokenizer.encode(text)), 16, 256)
@@ -132,30 +152,18 @@ class WindowBatches:
     def __init__(self, tokens: Any, batch_size: int, context_length: int, *, seed: int = 0) -> None:
         check_token_row(tokens)
         self.tokens, self.batch_size, self.context_length = tokens, batch_size, context_length
-        self.seed, self.index = seed, 0
+        sizes = {"batch_size": batch_size, "context_length": context_length}
+        self.settings = {**sizes, "seed": seed, "tokens": len(tokens)}
 
     def __repr__(self) -> str:
         size = f"batches of {self.batch_size} x {self.context_length}"
         return f"WindowBatches({len(self.tokens):,} tokens, {size})"
 
-    def __iter__(self) -> "WindowBatches":
-        return self
-
-    def __next__(self) -> tuple[Tensor, Tensor]:
-        mixed = np.random.SeedSequence([self.seed, self.index]).generate_state(1)[0]
+    def item(self, index: int) -> tuple[Tensor, Tensor]:
+        """Batch number `index`."""
+        mixed = np.random.SeedSequence([self.settings["seed"], index]).generate_state(1)[0]
         generator = torch.Generator().manual_seed(int(mixed))  # torch's seeds have 32 bits
-        batch = get_batch(self.tokens, self.batch_size, self.context_length, generator=generator)
-        self.index += 1
-        return batch
-
-    def state_dict(self) -> dict[str, Any]:
-        """Where the source stands, with the settings that must not change."""
-        settings = {"batch_size": self.batch_size, "context_length": self.context_length}
-        return {**settings, "seed": self.seed, "tokens": len(self.tokens), "index": self.index}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go where `state` says. Raises: ValueError if its settings are others than ours."""
-        self.index = index_in(state, self.state_dict())
+        return get_batch(self.tokens, self.batch_size, self.context_length, generator=generator)
 
 
 class BatchSource(Protocol):

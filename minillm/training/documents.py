@@ -12,22 +12,14 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from minillm.checks import (
-    check_documents,
-    check_end,
-    check_settings,
-    check_texts,
-    count_in,
-    index_in,
-    quoted,
-)
-from minillm.training.data import document_row, epoch_order, pad_rows
+from minillm.checks import check_documents, check_end, check_settings, check_texts, count_in, quoted
+from minillm.training.data import IndexedSource, document_row, epoch_order, pad_rows
 from minillm.training.packing import batches_of_like_length, pack
 
 __all__ = ["DocumentBatches", "StoryDocuments", "TextDocuments"]
 
 
-class StoryDocuments:
+class StoryDocuments(IndexedSource):
     """Fresh stories without end, as token ids: story number i depends on the seed and on i alone.
 
     `language` has `sample(rng)`, which returns an object with a `text`, as `StoryLanguage` does;
@@ -42,30 +34,19 @@ class StoryDocuments:
         if not hasattr(language, "sample"):
             texts = "a list of texts is TextDocuments(texts, encode)"
             raise ValueError(f"language must have sample(rng), not be {quoted(language)}; {texts}")
-        self.language, self.encode, self.seed, self.index = language, encode, seed, 0
+        self.language, self.encode, self.seed = language, encode, seed
+        self.settings = {"seed": seed, "lang": getattr(language, "lang", None)}
 
     def text(self, index: int) -> str:
         """The text of story number `index`."""
         return self.language.sample(random.Random(f"{self.seed}/{index}")).text
 
-    def __iter__(self) -> "StoryDocuments":
-        return self
-
-    def __next__(self) -> list[int]:
-        self.index += 1
-        return self.encode(self.text(self.index - 1))
-
-    def state_dict(self) -> dict[str, Any]:
-        """Where the stream stands."""
-        lang = getattr(self.language, "lang", None)
-        return {"seed": self.seed, "lang": lang, "index": self.index}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go where `state` says. Raises: ValueError if its seed or language is another."""
-        self.index = index_in(state, self.state_dict())
+    def item(self, index: int) -> list[int]:
+        """The ids of story number `index`."""
+        return self.encode(self.text(index))
 
 
-class TextDocuments:
+class TextDocuments(IndexedSource):
     """The texts of a list as token ids, epoch after epoch, each in an order of its own.
 
     `encode` is a tokenizer's `encode_ordinary`. For `DocumentBatches`.
@@ -77,26 +58,16 @@ class TextDocuments:
         self, texts: Sequence[str], encode: Callable[[str], list[int]], *, seed: int = 0
     ) -> None:
         check_texts(texts)
-        self.texts, self.encode, self.seed, self.index = list(texts), encode, seed, 0
+        self.texts, self.encode = list(texts), encode
+        self.settings = {"seed": seed, "texts": len(self.texts)}
         if not self.texts:
             raise ValueError("no text to train on")
 
-    def __iter__(self) -> "TextDocuments":
-        return self
-
-    def __next__(self) -> list[int]:
-        epoch, place = divmod(self.index, len(self.texts))
-        text = self.texts[epoch_order(self.seed, epoch, len(self.texts))[place]]
-        self.index += 1
-        return self.encode(text)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Where the stream stands."""
-        return {"seed": self.seed, "texts": len(self.texts), "index": self.index}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go where `state` says. Raises: ValueError if its texts or seed are others."""
-        self.index = index_in(state, self.state_dict())
+    def item(self, index: int) -> list[int]:
+        """The ids of text number `index`, counted through all epochs."""
+        epoch, place = divmod(index, len(self.texts))
+        order = epoch_order(self.settings["seed"], epoch, len(self.texts))
+        return self.encode(self.texts[order[place]])
 
 
 def _deal(

@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from minillm.checks import index_in
-from minillm.training.data import document_row, epoch_order
+from minillm.training.data import IndexedSource, document_row, epoch_order
 
 __all__ = ["FileDocuments", "TokenDataset"]
 
@@ -104,7 +103,7 @@ class TokenDataset:
         return cls(path, eos_token_id=eos_token_id)
 
 
-class FileDocuments:
+class FileDocuments(IndexedSource):
     """The documents of a token file, epoch after epoch, each in an order of its own.
 
         documents = FileDocuments(TokenDataset("tokens.npy", eos_token_id=end))
@@ -113,25 +112,16 @@ class FileDocuments:
     """
 
     def __init__(self, dataset: TokenDataset, *, seed: int = 0) -> None:
-        self.dataset, self.bounds, self.seed, self.index = dataset, dataset.documents(), seed, 0
+        self.dataset, self.bounds = dataset, dataset.documents()
+        self.settings = {"seed": seed, "tokens": len(dataset)}
         if not len(self.bounds):
             raise ValueError(
                 f"{dataset.path} holds no whole document (end token {dataset.eos_token_id})"
             )
 
-    def __iter__(self) -> "FileDocuments":
-        return self
-
-    def __next__(self) -> list[int]:
-        epoch, place = divmod(self.index, len(self.bounds))
-        begin, end = self.bounds[epoch_order(self.seed, epoch, len(self.bounds))[place]]
-        self.index += 1
+    def item(self, index: int) -> list[int]:
+        """The ids of document number `index`, counted through all epochs."""
+        epoch, place = divmod(index, len(self.bounds))
+        order = epoch_order(self.settings["seed"], epoch, len(self.bounds))
+        begin, end = self.bounds[order[place]]
         return self.dataset[begin : end - 1].tolist()
-
-    def state_dict(self) -> dict[str, Any]:
-        """Where the stream stands."""
-        return {"seed": self.seed, "tokens": len(self.dataset), "index": self.index}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go where `state` says. Raises: ValueError if it belongs to another file or seed."""
-        self.index = index_in(state, self.state_dict())
