@@ -37,7 +37,7 @@ _PUBLIC = {
     "generation.sampling": ["GREEDY", "Sampler"],
     "generation.search": ["beam_search", "viterbi_segment"],
     "training.optim": ["AdamW", "cosine_schedule"],
-    "training.data": ["RowBatches", "WindowBatches", "get_batch"],
+    "training.data": ["IndexedSource", "RowBatches", "WindowBatches", "get_batch"],
     "training.documents": ["DocumentBatches", "StoryDocuments", "TextDocuments"],
     "training.loss": ["cross_entropy"],
     "training.evaluation": ["evaluate", "token_byte_lengths"],
