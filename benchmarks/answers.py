@@ -17,11 +17,11 @@ from typing import Any
 
 import transformers
 
-from minillm import fence
+from minillm.beyond.answers.conversations import conversation_example
+from minillm.beyond.answers.sft import Example
+from minillm.bpe import BPETokenizer
 from minillm.stories.language import StoryLanguage
-from minillm.tokenizer.bpe import BPETokenizer
-from minillm.training.conversations import conversation_example
-from minillm.training.sft import Example
+from minillm.support import fence
 
 ROUNDS, CONVERSATIONS = 11, 400
 CHATML = (

@@ -22,9 +22,9 @@ from torch import Tensor, nn
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaAttention, LlamaRotaryEmbedding
 
-from minillm.nn.attention import attention
-from minillm.nn.multihead import MultiHeadAttention
-from minillm.nn.rope import RotaryEmbedding
+from minillm.attention import attention
+from minillm.heads import MultiHeadAttention
+from minillm.rope import RotaryEmbedding
 
 # (batch, positions, hidden size, heads, key heads)
 CPU_SHAPES = [(16, 64, 256, 8, 8), (4, 256, 512, 8, 8), (4, 256, 512, 8, 2), (1, 1024, 512, 8, 8)]

@@ -15,15 +15,14 @@ import sys
 from functools import partial
 from pathlib import Path
 
+from minillm.bpe import BPETokenizer
 from minillm.config import ModelConfig
-from minillm.family import FAMILIES, Family
+from minillm.deeper.training.documents import DocumentBatches, StoryDocuments
+from minillm.layers import MLP, GatedMLP, LayerNorm, RMSNorm
 from minillm.model import CausalLM
-from minillm.nn.layers import MLP, GatedMLP, LayerNorm, RMSNorm
 from minillm.stories.language import StoryLanguage
-from minillm.tokenizer.bpe import BPETokenizer
-from minillm.training.documents import DocumentBatches, StoryDocuments
-from minillm.training.evaluation import evaluate
-from minillm.training.trainer import TrainConfig, Trainer
+from minillm.support.family import FAMILIES, Family
+from minillm.training import TrainConfig, Trainer, evaluate
 
 C, DEPTH = 72, 2
 NORMS = {"LayerNorm": LayerNorm, "RMSNorm": RMSNorm}

@@ -28,11 +28,10 @@ import tiktoken
 import tokenizers
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers, trainers
 
+from minillm.bpe import GPT2_PATTERN, GPT4_PATTERN, BPETokenizer, PreTokenizer
+from minillm.deeper.tokenizer.hf_json import to_hf, to_tiktoken
+from minillm.deeper.tokenizer.merges import count_words
 from minillm.stories.language import StoryLanguage
-from minillm.tokenizer.bpe import BPETokenizer
-from minillm.tokenizer.hf_json import to_hf, to_tiktoken
-from minillm.tokenizer.merges import count_words
-from minillm.tokenizer.pretokenizer import GPT2_PATTERN, GPT4_PATTERN, PreTokenizer
 
 SEPARATOR = "\n\n"
 
@@ -194,7 +193,7 @@ def degenerate() -> None:
 def imports(rounds: int) -> None:
     code = "import time; s = time.perf_counter(); {}; print(time.perf_counter() - s)"
     lines = {
-        "the tokenizer": "from minillm.tokenizer import BPETokenizer",
+        "the tokenizer": "from minillm.bpe import BPETokenizer",
         "minillm": "import minillm",
         "torch": "import torch",
     }

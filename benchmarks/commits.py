@@ -33,7 +33,7 @@ MODEL = """
 import torch
 from minillm import CausalLM, ModelConfig, generate
 try:
-    from minillm.fast.packed import PackedLM
+    from minillm.deeper.fast.packed import PackedLM
 except ImportError:
     from minillm.packed import PackedLM
 sizes = dict(hidden_size=128, intermediate_size=352, num_hidden_layers=4, num_attention_heads=4)
@@ -64,7 +64,7 @@ def decode(batch: int, *, packed: bool = False, large: bool = False, compiled: b
 WORKLOADS = {
     "import minillm": "start = time.perf_counter(); import minillm\n"
     "minillm.CausalLM; print(time.perf_counter() - start)",
-    "import minillm.tokenizer": "start = time.perf_counter(); import minillm.tokenizer\n"
+    "minillm.BPETokenizer": "start = time.perf_counter(); import minillm\n"
     "minillm.BPETokenizer; print(time.perf_counter() - start)",
     "BPE training": BPE + "best(lambda: BPETokenizer.train(texts, 1400), 3)",
     "BPE encoding, cold": BPE
@@ -83,7 +83,7 @@ WORKLOADS = {
 import torch
 from minillm import CausalLM, ModelConfig, TrainConfig, Trainer
 try:
-    from minillm.training.data import WindowBatches
+    from minillm.training import WindowBatches
 except ImportError:
     from minillm.train import WindowBatches
 sizes = dict(hidden_size=128, intermediate_size=352, num_hidden_layers=4, num_attention_heads=4)

@@ -18,9 +18,9 @@ import time
 import torch
 import transformers
 
-from minillm.fast.packed import PackedLM
-from minillm.generation.decoding import generate
-from minillm.pretrained.load import from_pretrained
+from minillm.deeper.fast.packed import PackedLM
+from minillm.deeper.pretrained.load import from_pretrained
+from minillm.generation import generate
 
 SHAPES = {
     "28M": (4096, 512, 8, 8, 4, 1408),

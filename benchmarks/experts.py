@@ -18,7 +18,7 @@ import transformers
 from torch import Tensor
 from transformers.models.mixtral.modeling_mixtral import MixtralSparseMoeBlock
 
-from minillm.nn.moe import SparseMoeBlock
+from minillm.beyond.experts.moe import SparseMoeBlock
 
 B, T, C, E, K, ROUNDS = 4, 128, 256, 8, 2, 40
 THEIRS = ("eager", "grouped_mm", "batched_mm")

@@ -13,10 +13,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from minillm.models.vision import VisionTransformer
-from minillm.models.vision_parts import VisionConfig
-from minillm.stories.scenes import COLORS, GLYPHS, sample_scene
-from minillm.training.optim import cosine_schedule
+from minillm.beyond.pictures.scenes import COLORS, GLYPHS, sample_scene
+from minillm.beyond.pictures.vision import VisionTransformer
+from minillm.beyond.pictures.vision_parts import VisionConfig
+from minillm.training import cosine_schedule
 
 CLASSES = len(COLORS) + len(GLYPHS)
 

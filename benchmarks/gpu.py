@@ -20,10 +20,9 @@ import torch
 import transformers
 
 from minillm.config import ModelConfig
-from minillm.generation.decoding import generate
+from minillm.generation import generate
 from minillm.model import CausalLM
-from minillm.training.data import WindowBatches
-from minillm.training.trainer import TrainConfig, Trainer
+from minillm.training import TrainConfig, Trainer, WindowBatches
 
 SHAPES = {
     "tiny": (512, 64, 2, 4, 176, 2),

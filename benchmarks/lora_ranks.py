@@ -30,8 +30,8 @@ from minillm import (
     evaluate,
     from_pretrained,
 )
-from minillm.nn.adapters import add_lora, linear_layers
-from minillm.pretrained.adapters import save_adapter
+from minillm.beyond.lora.adapters import add_lora, linear_layers
+from minillm.deeper.pretrained.adapters import save_adapter
 from minillm.stories.curriculum import fewer_cards
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -13,14 +13,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from minillm.beyond.pictures.picture_parts import PictureConfig
+from minillm.beyond.pictures.pictures import GatedCrossAttentionLayer, PictureLM, put_pictures
+from minillm.beyond.pictures.scenes import COLORS, GLYPHS, sample_scene
+from minillm.beyond.pictures.vision_parts import VisionConfig
 from minillm.config import ModelConfig
 from minillm.model import CausalLM
-from minillm.models.picture_parts import PictureConfig
-from minillm.models.pictures import GatedCrossAttentionLayer, PictureLM, put_pictures
-from minillm.models.vision_parts import VisionConfig
-from minillm.stories.scenes import COLORS, GLYPHS, sample_scene
-from minillm.training.loss import cross_entropy
-from minillm.training.optim import cosine_schedule
+from minillm.training import cosine_schedule, cross_entropy
 
 WORDS = ["<picture>", "<end>", "left?", "right?", *COLORS, *GLYPHS]
 IDS = {word: i for i, word in enumerate(WORDS)}

@@ -23,8 +23,8 @@ from typing import Any
 import torch
 import transformers
 
-from minillm.generation.decoding import generate
-from minillm.pretrained.load import from_pretrained, save_pretrained
+from minillm.deeper.pretrained.load import from_pretrained, save_pretrained
+from minillm.generation import generate
 
 CHAT = [{"role": "user", "content": "Why is the sky blue?"}]
 

@@ -11,7 +11,7 @@ import time
 import torch
 from transformers.generation import logits_process as hf
 
-from minillm.generation.sampling import Sampler
+from minillm.sampling import Sampler
 
 ROWS, VOCABULARY, ROUNDS = 64, 150_000, 7
 CHAINS = {

@@ -28,13 +28,12 @@ import torch
 import torch.nn.functional as F
 
 from minillm.config import ModelConfig
+from minillm.deeper.training.documents import DocumentBatches, StoryDocuments, TextDocuments
 from minillm.model import CausalLM
 from minillm.ngram import word_pieces
 from minillm.stories.grammar import Chain, Choice, Copy, Draw, Node, Table
 from minillm.stories.language import StoryLanguage
-from minillm.training.data import pad_rows
-from minillm.training.documents import DocumentBatches, StoryDocuments, TextDocuments
-from minillm.training.trainer import TrainConfig, Trainer
+from minillm.training import TrainConfig, Trainer, pad_rows
 
 ASSETS = Path(__file__).parents[1] / "assets"
 TABLE, LONG_RUN = ASSETS / "scale.csv", ASSETS / "scale-run.csv"

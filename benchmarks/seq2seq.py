@@ -18,7 +18,7 @@ import torch
 import transformers
 from torch import Tensor
 
-from minillm.models.seq2seq import EncoderDecoder
+from minillm.beyond.two_sequences.seq2seq import EncoderDecoder
 
 B, S, T, NEW, ROUNDS = 4, 64, 48, 40, 20
 SIZES = {"small": (64, 2, 128, 500), "medium": (256, 3, 1024, 8000)}  # C, layers, F, V

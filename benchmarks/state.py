@@ -17,10 +17,10 @@ import transformers
 from torch import Tensor
 from transformers.models.mamba2.modeling_mamba2 import Mamba2Mixer as Peer
 
+from minillm.beyond.state.mamba import Mamba2Mixer
+from minillm.beyond.state.mamba_parts import StateSizes
 from minillm.config import ModelConfig
 from minillm.model import CausalLM
-from minillm.nn.mamba import Mamba2Mixer
-from minillm.nn.mamba_parts import StateSizes
 
 ROUNDS = 15
 SHAPES = [  # batch, positions, hidden size, state, heads, groups, chunk

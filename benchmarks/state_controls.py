@@ -14,14 +14,13 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
+from minillm.beyond.state.mamba import Mamba2Mixer, causal_conv
+from minillm.bpe import BPETokenizer
 from minillm.config import ModelConfig
+from minillm.deeper.training.documents import DocumentBatches, StoryDocuments
 from minillm.model import CausalLM
-from minillm.nn.mamba import Mamba2Mixer, causal_conv
 from minillm.stories.language import StoryLanguage
-from minillm.tokenizer.bpe import BPETokenizer
-from minillm.training.documents import DocumentBatches, StoryDocuments
-from minillm.training.evaluation import evaluate
-from minillm.training.trainer import TrainConfig, Trainer
+from minillm.training import TrainConfig, Trainer, evaluate
 
 RATES = (1e-2, 3e-2, 6e-2)
 STATE = {"model_type": "mamba2", "num_hidden_layers": 3}

@@ -19,9 +19,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from minillm.config import ModelConfig
 from minillm.model import CausalLM
-from minillm.training.data import WindowBatches
-from minillm.training.optim import decay_groups
-from minillm.training.trainer import TrainConfig, Trainer
+from minillm.training import TrainConfig, Trainer, WindowBatches, decay_groups
 
 SHAPE = {
     "vocab_size": 2048,

@@ -19,9 +19,9 @@ from transformers import CLIPVisionConfig, LlamaConfig, LlavaConfig, ViTConfig
 from transformers.models.qwen2_vl.modeling_qwen2_vl import Qwen2VLForConditionalGeneration
 from transformers.models.vit.modeling_vit import ViTModel
 
-from minillm.models.pictures import PictureLM
-from minillm.models.qwen_vl import QwenVL
-from minillm.models.vision import VisionTransformer
+from minillm.beyond.pictures.pictures import PictureLM
+from minillm.beyond.pictures.vision import VisionTransformer
+from minillm.deeper.pictures.qwen_vl import QwenVL
 
 ROUNDS, NEW = 15, 24
 

@@ -1,7 +1,7 @@
 """The config: which model, of which family, of which sizes.
 
 Explained in notebooks/10_minillm. `ModelConfig` has Llama's keys, under Hugging Face's names; a
-family that needs more adds them in a class of its own (`minillm.family`).
+family that needs more adds them in a class of its own (`minillm.support.family`).
 """
 
 # Built from notebooks/10_minillm.ipynb: edit there, then make build.
@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
-from minillm.checks import (
+from minillm.support.checks import (
     NOT_NEGATIVE,
     POSITIVE,
     SHARE,
@@ -23,7 +23,7 @@ from minillm.checks import (
     said_here,
     whole,
 )
-from minillm.family import Family, check_given, check_rotation, check_shared, family_of
+from minillm.support.family import Family, check_given, check_rotation, check_shared, family_of
 
 __all__ = ["UNSET", "ModelConfig"]
 
@@ -155,19 +155,19 @@ class ModelConfig:
     @classmethod
     def preset(cls, name: str, **changes: Any) -> "ModelConfig":
         """The config of a published model, such as "llama-3.1-8b"; see `pretrained.presets`."""
-        from minillm.pretrained.presets import keys_of
+        from minillm.deeper.pretrained.presets import keys_of
 
         return cls(**{**keys_of(name), **changes})
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> "ModelConfig":
         """Read a `config.json` of transformers; see `pretrained.families` for what is refused."""
-        from minillm.pretrained.families import read_config
+        from minillm.deeper.pretrained.families import read_config
 
         return cls(**read_config(data))
 
     def to_dict(self) -> dict[str, Any]:
         """A `config.json` that transformers reads; the inverse of `from_dict`."""
-        from minillm.pretrained.families import write_config
+        from minillm.deeper.pretrained.families import write_config
 
         return write_config(self)

@@ -14,15 +14,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from minillm.cache.base import KVCache, make_cache
-from minillm.checks import check_config, check_inputs, look_up
+from minillm.attention import build_mask
+from minillm.cache import KVCache, make_cache
 from minillm.config import ModelConfig
-from minillm.counting import count_operations, count_parameters
-from minillm.device import product_dtype
-from minillm.nn.attention import build_mask
-from minillm.nn.layers import DecoderLayer, GatedMLP, RMSNorm
-from minillm.nn.multihead import MultiHeadAttention
-from minillm.nn.rope import RotaryEmbedding, Rotation
+from minillm.heads import MultiHeadAttention
+from minillm.layers import DecoderLayer, GatedMLP, RMSNorm
+from minillm.rope import RotaryEmbedding, Rotation
+from minillm.support.checks import check_config, check_inputs, look_up
+from minillm.support.counting import count_operations, count_parameters
+from minillm.support.device import product_dtype
 
 __all__ = [
     "LLAMA",
@@ -256,7 +256,7 @@ class CausalLM(nn.Module):
         max_length: int | None = None,
         **options: Any,
     ) -> KVCache:
-        """An empty cache of the model's shape, dtype and device; kinds as in `minillm.cache.base`.
+        """An empty cache of the model's shape, dtype and device; kinds as in `minillm.cache`.
 
         Inside `torch.autocast` keys and values come in its dtype, so the cache takes that.
         Raises: ValueError for a sliding cache where the model does read all the past.
@@ -285,30 +285,30 @@ class CausalLM(nn.Module):
 
     @classmethod
     def from_pretrained(cls, name: str, **options: Any) -> "CausalLM":
-        """The model of a checkpoint, without its tokenizer; see `minillm.pretrained.load`."""
-        from minillm.pretrained.load import from_pretrained
+        """The model of a checkpoint, without its tokenizer; see `deeper.pretrained.load`."""
+        from minillm.deeper.pretrained.load import from_pretrained
 
         return from_pretrained(name, **options)[0]
 
     def generate(self, input_ids: Tensor, **options: Any) -> Tensor:
         """Continue each row of ids (B, T); options as `minillm.generate` has them."""
-        from minillm.generation.decoding import generate
+        from minillm.generation import generate
 
         return generate(self, input_ids, **options)
 
     def save_pretrained(self, folder: str, tokenizer: Any = None) -> None:
-        """Write config, weights and tokenizer; see `minillm.pretrained.load`."""
-        from minillm.pretrained.load import save_pretrained
+        """Write config, weights and tokenizer; see `minillm.deeper.pretrained.load`."""
+        from minillm.deeper.pretrained.load import save_pretrained
 
         save_pretrained(self, tokenizer, folder)
 
     def packed(self, ways: Any = None) -> "CausalLM":
-        """A copy for generation, the same numbers sooner on a CPU; see `minillm.fast.packed`.
+        """A copy for generation, the same numbers sooner on a CPU; see `deeper.fast.packed`.
 
         It takes the memory of the weights again, and does not follow this model: pack it anew after
         more training.
         """
-        from minillm.fast.packed import PackedLM
+        from minillm.deeper.fast.packed import PackedLM
 
         return PackedLM(self, ways)
 
@@ -322,9 +322,9 @@ class CausalLM(nn.Module):
     def num_parameters(
         self, *, only_trainable: bool = False, exclude_embeddings: bool = False
     ) -> int:
-        """Numbers in the weights, frozen ones included; see `minillm.counting`."""
+        """Numbers in the weights, frozen ones included; see `minillm.support.counting`."""
         return count_parameters(self, only_trainable, exclude_embeddings)
 
     def flops_per_token(self, context_length: int = 0) -> int:
-        """Operations for one token that reads `context_length` keys; see `minillm.counting`."""
+        """Operations for one token that reads `context_length` keys; see `support.counting`."""
         return count_operations(self, context_length)

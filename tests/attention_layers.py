@@ -30,11 +30,11 @@ from transformers.models.mistral.modeling_mistral import MistralAttention
 from transformers.models.qwen2.modeling_qwen2 import Qwen2Attention
 from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention
 
-from minillm.cache.base import make_cache
-from minillm.nn.attention import build_mask
-from minillm.nn.mla import MultiHeadLatentAttention
-from minillm.nn.multihead import MultiHeadAttention
-from minillm.nn.rope import RotaryEmbedding
+from minillm.attention import build_mask
+from minillm.cache import make_cache
+from minillm.deeper.attention.mla import MultiHeadLatentAttention
+from minillm.heads import MultiHeadAttention
+from minillm.rope import RotaryEmbedding
 
 B, T, C, H, G, D = 3, 11, 48, 6, 2, 16
 SIZES = dict(hidden_size=C, num_attention_heads=H, num_key_value_heads=G, num_hidden_layers=1)

@@ -1,4 +1,4 @@
-"""Small random models of many families, for the tests of `minillm.fast.export` and `small`."""
+"""Small random models of many families, for tests of `beyond.export.step` and `small`."""
 
 import torch
 

@@ -21,17 +21,17 @@ from pathlib import Path
 import torch
 from training_runs import small_disk
 
-import minillm.files
+import minillm.support.files
+from minillm.beyond.lora.adapters import add_lora
+from minillm.bpe import BPETokenizer
 from minillm.config import ModelConfig
-from minillm.files import write_json
+from minillm.deeper.pretrained.adapters import save_adapter
+from minillm.deeper.pretrained.load import save_pretrained
+from minillm.deeper.training.checkpoint import save_checkpoint
+from minillm.deeper.training.run_folder import append_record, forget_after
+from minillm.deeper.training.token_file import TokenDataset
 from minillm.model import CausalLM
-from minillm.nn.adapters import add_lora
-from minillm.pretrained.adapters import save_adapter
-from minillm.pretrained.load import save_pretrained
-from minillm.tokenizer.bpe import BPETokenizer
-from minillm.training.checkpoint import save_checkpoint
-from minillm.training.run_folder import append_record, forget_after
-from minillm.training.token_file import TokenDataset
+from minillm.support.files import write_json
 
 PAGE = 4096  # what tmpfs counts in
 DISK = 100 * PAGE
@@ -130,7 +130,7 @@ def main(how: str, disk: Path) -> None:
     if how == "tmpfs":
         mount = ["mount", "-t", "tmpfs", "-o", f"size={DISK}", "none", str(disk)]
         subprocess.run(mount, check=True)
-    minillm.files.check_space = lambda *_: None  # the disk fills up after it was asked
+    minillm.support.files.check_space = lambda *_: None  # the disk fills up after it was asked
     for name, write in WRITERS.items():
         for free in range(0, DISK, PAGE if how == "tmpfs" else 1000):
             folder = disk / f"{name} {free}"

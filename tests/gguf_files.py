@@ -11,8 +11,8 @@ import numpy as np
 import torch
 import transformers
 
-from minillm.tokenizer.bpe import BPETokenizer
-from minillm.tokenizer.hf_json import spell
+from minillm.bpe import BPETokenizer
+from minillm.deeper.tokenizer.hf_json import spell
 
 SIZES = {"vocab_size": 320, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2}
 SIZES |= {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 128}

@@ -6,7 +6,7 @@ import torch
 import transformers
 from transformers.models.qwen2_vl.modeling_qwen2_vl import Qwen2VLForConditionalGeneration
 
-from minillm.models.qwen_vl import QwenVL
+from minillm.deeper.pictures.qwen_vl import QwenVL
 
 IMAGE, VIDEO, START, END, PAD = 90, 91, 92, 93, 0
 ROPE = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 1, 1]}

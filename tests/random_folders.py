@@ -1,7 +1,7 @@
 """Checkpoints of every kind of model with something wrong in them, drawn by a seed.
 
 `python tests/random_folders.py 100000` tries as many and prints what is no ValueError; the suite
-tries fewer (tests/pretrained/test_random_folders.py).
+tries fewer (tests/deeper/pretrained/test_random_folders.py).
 """
 
 import copy
@@ -20,13 +20,13 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from minillm import CausalLM, ModelConfig
-from minillm.models.picture_parts import PictureConfig
-from minillm.models.pictures import PictureLM
-from minillm.models.qwen_vl import QwenVisionConfig, QwenVL, QwenVLConfig
-from minillm.models.seq2seq import EncoderDecoder, Seq2SeqConfig
-from minillm.models.vision import VisionTransformer
-from minillm.models.vision_parts import VisionConfig
-from minillm.pretrained.load import save_pretrained
+from minillm.beyond.pictures.picture_parts import PictureConfig
+from minillm.beyond.pictures.pictures import PictureLM
+from minillm.beyond.pictures.vision import VisionTransformer
+from minillm.beyond.pictures.vision_parts import VisionConfig
+from minillm.beyond.two_sequences.seq2seq import EncoderDecoder, Seq2SeqConfig
+from minillm.deeper.pictures.qwen_vl import QwenVisionConfig, QwenVL, QwenVLConfig
+from minillm.deeper.pretrained.load import save_pretrained
 
 _SMALL = {"vocab_size": 32, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
 _SMALL |= {"intermediate_size": 24, "max_position_embeddings": 32}

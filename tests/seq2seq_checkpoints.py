@@ -5,7 +5,7 @@ from pathlib import Path
 import torch
 import transformers
 
-from minillm.models.seq2seq import EncoderDecoder
+from minillm.beyond.two_sequences.seq2seq import EncoderDecoder
 
 BASE = {
     "vocab_size": 53, "d_model": 24, "max_position_embeddings": 30, "dropout": 0.0,

@@ -3,13 +3,13 @@
 import torch
 from torch import nn
 
-from minillm.cache.base import KVCache, make_cache
-from minillm.cache.kinds import CACHE_KINDS
-from minillm.nn.attention import build_mask
-from minillm.nn.layers import GatedMLP, RMSNorm
-from minillm.nn.mla import MultiHeadLatentAttention
-from minillm.nn.multihead import MultiHeadAttention
-from minillm.nn.rope import RotaryEmbedding
+from minillm.attention import build_mask
+from minillm.cache import KVCache, make_cache
+from minillm.deeper.attention.mla import MultiHeadLatentAttention
+from minillm.deeper.caches.kinds import CACHE_KINDS
+from minillm.heads import MultiHeadAttention
+from minillm.layers import GatedMLP, RMSNorm
+from minillm.rope import RotaryEmbedding
 
 WINDOW, BLOCK, MAX = 5, 4, 40
 KINDS = list(CACHE_KINDS)

@@ -13,13 +13,13 @@ from safetensors.torch import load_file
 from minillm.cli.corpus import stories
 from minillm.cli.main import parser
 from minillm.cli.run_info import options, read_run_info
-from minillm.fast.packed import PackedLM
-from minillm.generation.decoding import generate
-from minillm.generation.sampling import Sampler
-from minillm.generation.stream import stream_text
-from minillm.pretrained.load import from_pretrained
+from minillm.deeper.fast.packed import PackedLM
+from minillm.deeper.generation.stream import stream_text
+from minillm.deeper.pretrained.load import from_pretrained
+from minillm.generation import generate
+from minillm.sampling import Sampler
 from minillm.stories.language import StoryLanguage
-from minillm.training.evaluation import evaluate
+from minillm.training import evaluate
 
 FOLDER = Path(__file__).parents[1] / "assets/stories-en"
 

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from minillm.pretrained.load import from_pretrained
+from minillm.deeper.pretrained.load import from_pretrained
 from minillm.stories.language import StoryLanguage
-from minillm.training.evaluation import evaluate
+from minillm.training import evaluate
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "assets" / "chapter-07"

@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minillm.config import ModelConfig
-from minillm.family import FAMILIES, family_of
+from minillm.deeper.pretrained.presets import PRESETS
 from minillm.model import CausalLM
-from minillm.pretrained.presets import PRESETS
+from minillm.support.family import FAMILIES, family_of
 
 SIZES = {"vocab_size": 64, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4}
 LLAMA = {**SIZES, "intermediate_size": 24}

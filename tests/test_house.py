@@ -2,6 +2,7 @@
 
 import ast
 import importlib
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -12,68 +13,70 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "minillm"
 
-# The core, each module with the chapter that tells it: what one reads first.
+# The small minillm, each file with the chapter that builds it: what one reads first.
 CORE = {
     "ngram": 1,
-    "tokenizer.pretokenizer": 2,
-    "tokenizer.bpe": 2,
-    "nn.attention": 3,
-    "nn.multihead": 4,
-    "nn.rope": 5,
-    "nn.layers": 6,
-    "cache.base": 8,
-    "generation.sampling": 9,
-    "training.data": 7,
-    "training.loss": 7,
-    "training.optim": 7,
-    "training.trainer": 7,
+    "bpe": 2,
+    "attention": 3,
+    "heads": 4,
+    "rope": 5,
+    "layers": 6,
+    "training": 7,
+    "cache": 8,
+    "sampling": 9,
     "config": 10,
     "model": 10,
-    "generation.decoding": 10,
-}
-SERVES_ALL = {  # from anywhere
-    "checks",
-    "counting",
-    "device",
-    "family",
-    "fence",
-    "fence_worker",
-    "files",
-    "modes",
+    "generation": 10,
 }
 
-# Which rooms a room may import at the top of its files; what it looks up when asked is free.
+# Which rooms a room may import at the top of its files, beside the core and `support`, which are
+# free; what it looks up when asked is below.
 MAY_IMPORT = {
-    "cache": "",
-    "config": "",
-    "model": "cache config nn",
-    "ngram": "",
-    "nn": "cache",
-    "tokenizer": "",
-    "stories": "training",
-    "training": "model nn tokenizer",
-    "generation": "cache config model nn",
-    "models": "cache config generation model nn",
-    "pretrained": "config model models nn tokenizer",
-    "fast": "cache config generation model nn pretrained tokenizer",
+    "support": "",
+    "stories": "deeper.training",
+    "deeper.attention": "",
+    "deeper.caches": "",
+    "deeper.fast": "deeper.tokenizer",
+    "deeper.generation": "",
+    "deeper.pictures": "beyond.pictures",
+    "deeper.pretrained": "beyond.lora beyond.pictures beyond.two_sequences deeper.attention "
+    "deeper.pictures deeper.tokenizer",
+    "deeper.tokenizer": "",
+    "deeper.training": "",
+    "beyond.answers": "deeper.tokenizer deeper.training",
+    "beyond.experts": "",
+    "beyond.export": "deeper.fast",
+    "beyond.families": "beyond.experts beyond.state deeper.attention",
+    "beyond.lora": "",
+    "beyond.pictures": "beyond.two_sequences",
+    "beyond.state": "",
+    "beyond.two_sequences": "",
     "cli": "",
 }
 
 # And which it looks up inside a function: an edge of the house that a newcomer does not read.
 LOOKS_UP = {
-    "config": "pretrained",  # read and write config.json, named sizes
-    "model": "fast generation pretrained",  # packed(), generate(), from_pretrained()
-    "nn": "pretrained",  # lora: a layer's name in the family's files
-    "models": "pretrained",  # from_pretrained(), save_pretrained()
-    "fast": "training",  # is the model cut up?
-    "pretrained": "training",
-    "training": "pretrained",  # a checkpoint tells from_pretrained its model
-    "cli": "config generation model pretrained stories tokenizer training",
+    "attention": "deeper.attention",  # the backends "tiled" and "flash"
+    "bpe": "deeper.tokenizer",  # fast training, files
+    "cache": "deeper.caches",  # make_cache("paged")
+    "config": "deeper.pretrained",  # read and write config.json, named sizes
+    "generation": "deeper.generation",  # stop strings, compiled steps
+    "model": "deeper.fast deeper.pretrained generation",  # packed(), from_pretrained(), generate()
+    "rope": "deeper.attention",  # stretched frequencies, the other layout
+    "sampling": "deeper.generation",  # rows drawn together
+    "training": "deeper.training",  # Muon, plain batches, expected losses
+    "support": "cache deeper.attention deeper.pretrained deeper.training layers",
+    "deeper.fast": "beyond.lora deeper.pretrained deeper.training",
+    "deeper.pretrained": "deeper.training",
+    "deeper.training": "deeper.pretrained",  # a checkpoint tells from_pretrained its model
+    "beyond.lora": "deeper.pretrained",  # a layer's name in the family's files
+    "cli": "bpe config deeper.generation deeper.pretrained deeper.tokenizer deeper.training "
+    "generation model sampling stories training",
 }
 
 
 def name_of(path: Path) -> str:
-    """The module of a file, without the package: `nn.rope`; a room's own is `nn`."""
+    """The module of a file, without the package: `rope`; a room's own is `nn`."""
     parts = path.relative_to(PACKAGE).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
@@ -83,7 +86,8 @@ TREES = {
     for path in sorted(PACKAGE.rglob("*.py"))
     if path != PACKAGE / "exercises.py"  # stands in for the folder where that is not
 }
-ROOMS = [name_of(path) for path in sorted(PACKAGE.glob("*/__init__.py"))]
+ROOMS = [name_of(path) for path in sorted(PACKAGE.rglob("*/__init__.py"))]
+SUPPORT = {name for name in TREES if name.startswith("support.")}
 
 
 def imported_at_the_top(tree: ast.Module) -> set[str]:
@@ -110,13 +114,14 @@ def imported_at_the_top(tree: ast.Module) -> set[str]:
 
 
 def room_of(module: str) -> str:
-    """The folder that a module lies in, or the module itself if it lies in none."""
-    return module.partition(".")[0]
+    """The folder that a module lies in, on a shelf the second, or a module that lies in none."""
+    parts = module.split(".")
+    return ".".join(parts[:2] if parts[0] in ("deeper", "beyond") else parts[:1])
 
 
 @pytest.mark.parametrize("room", MAY_IMPORT)
 def test_a_room_imports_only_the_rooms_that_it_may(room):
-    allowed = {room, *MAY_IMPORT[room].split(), *SERVES_ALL}
+    allowed = {room, *MAY_IMPORT[room].split(), *CORE, "support"}
     found = {
         f"{module} imports {other}"
         for module, tree in TREES.items()
@@ -127,22 +132,32 @@ def test_a_room_imports_only_the_rooms_that_it_may(room):
     assert sorted(found) == []
 
 
-@pytest.mark.parametrize("room", MAY_IMPORT)
+@pytest.mark.parametrize("room", [*CORE, *MAY_IMPORT])
 def test_a_room_looks_up_only_the_rooms_that_are_listed(room):
-    known = {room, *MAY_IMPORT[room].split(), *SERVES_ALL}
+    of_room = {module: tree for module, tree in TREES.items() if room_of(module) == room}
+    at_the_top = {room_of(m) for tree in of_room.values() for m in imported_at_the_top(tree)}
     found = {
         room_of((node.module or "").removeprefix("minillm."))
-        for module, tree in TREES.items()
-        if room_of(module) == room
+        for tree in of_room.values()
         for node in ast.walk(tree)
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("minillm.")
     }
-    assert sorted(found - known) == sorted(LOOKS_UP.get(room, "").split())
+    assert sorted(found - at_the_top - {room, "support"}) == sorted(LOOKS_UP.get(room, "").split())
 
 
 def test_every_room_is_in_the_table():
-    rooms = {room_of(name) for name in TREES} - {"", "__main__", "exercises"}
-    assert rooms == {*MAY_IMPORT, *SERVES_ALL}
+    rooms = {room_of(name) for name in TREES} - {"", "__main__", "exercises", "deeper", "beyond"}
+    assert rooms == {*MAY_IMPORT, *CORE}
+
+
+def test_what_is_built_lies_on_the_shelf_of_its_page():
+    for path in PACKAGE.rglob("*.py"):
+        built = re.search(r"^# Built from notebooks/(.+?)\.ipynb", path.read_text("utf-8"), re.M)
+        module = name_of(path)
+        if built and "/" in built[1]:
+            assert room_of(module) == "stories" or module.startswith(built[1].split("/")[0])
+        elif built:
+            assert module in CORE
 
 
 def test_no_files_import_each_other_in_a_circle():
@@ -196,7 +211,7 @@ def test_names_come_from_one_place():
 
 @pytest.mark.parametrize("module", CORE)
 def test_the_core_imports_only_the_core_of_earlier_chapters(module):
-    needed = imported_at_the_top(TREES[module]) - SERVES_ALL
+    needed = imported_at_the_top(TREES[module]) - SUPPORT
     depth = sorted(needed - CORE.keys())
     assert depth == [], f"{module} asks for {depth} before anybody needs it"
     later = sorted(name for name in needed if CORE[name] > CORE[module])
@@ -204,8 +219,8 @@ def test_the_core_imports_only_the_core_of_earlier_chapters(module):
 
 
 def test_what_serves_all_needs_nothing_else_of_ours():
-    for module in SERVES_ALL:
-        assert imported_at_the_top(TREES[module]) <= SERVES_ALL
+    for module in SUPPORT:
+        assert imported_at_the_top(TREES[module]) <= SUPPORT
 
 
 def test_from_text_to_token_and_weights_takes_few_files():
@@ -213,12 +228,12 @@ def test_from_text_to_token_and_weights_takes_few_files():
 import sys
 import torch
 from minillm.config import ModelConfig
-from minillm.generation.decoding import generate
+from minillm.generation import generate
 from minillm.model import CausalLM
-from minillm.tokenizer.bpe import BPETokenizer
-from minillm.tokenizer.pretokenizer import GPT4_PATTERN
-from minillm.training.data import WindowBatches
-from minillm.training.trainer import TrainConfig, Trainer
+from minillm.bpe import BPETokenizer
+from minillm.bpe import GPT4_PATTERN
+from minillm.training import WindowBatches
+from minillm.training import TrainConfig, Trainer
 
 tokenizer = BPETokenizer({bytes([byte]): byte for byte in range(256)}, GPT4_PATTERN, {})
 ids = torch.tensor([tokenizer.encode("Once upon a time")])
@@ -234,8 +249,8 @@ print(*sorted(ours))
     assert done.returncode == 0, done.stderr
     files = {name.removeprefix("minillm.") for name in done.stdout.split()}
     assert len(files) <= 20, sorted(files)
-    assert files <= CORE.keys() | SERVES_ALL, (
-        f"depth that nobody asked for: {sorted(files - CORE.keys() - SERVES_ALL)}"
+    assert files <= CORE.keys() | SUPPORT, (
+        f"depth that nobody asked for: {sorted(files - CORE.keys() - SUPPORT)}"
     )
 
 

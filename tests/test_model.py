@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
+from minillm.beyond.lora.adapters import add_lora
 from minillm.config import ModelConfig
-from minillm.family import FAMILIES
 from minillm.model import CausalLM
-from minillm.nn.adapters import add_lora
+from minillm.support.family import FAMILIES
 
 SIZES = {"vocab_size": 64, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4}
 LLAMA = {**SIZES, "intermediate_size": 24}
@@ -211,7 +211,7 @@ def test_padding_does_not_count_among_learned_positions():
 
 def test_what_few_models_want_is_imported_when_it_is_wanted():
     code = (
-        "import sys, torch, minillm.generation.decoding as d\n"
+        "import sys, torch, minillm.generation as d\n"
         "from minillm.config import ModelConfig\nfrom minillm.model import CausalLM\n"
         "m = CausalLM(ModelConfig(64, 16, 1, 2, 24))\n"
         "d.generate(m, torch.zeros(1, 2, dtype=torch.long), max_new_tokens=2)\n"
@@ -219,9 +219,18 @@ def test_what_few_models_want_is_imported_when_it_is_wanted():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     loaded = {n for n in done.stdout.split() if n.startswith("minillm.")}
-    depth = {"minillm.nn.mla", "minillm.nn.flash", "minillm.nn.fused", "minillm.cache.static"}
-    depth |= {"minillm.cache.paged", "minillm.fast.packed", "minillm.pretrained.families"}
-    depth.add("minillm.generation.search")
+    depth = {
+        "minillm.deeper.attention.mla",
+        "minillm.deeper.attention.flash",
+        "minillm.deeper.attention.fused",
+        "minillm.deeper.caches.static",
+    }
+    depth |= {
+        "minillm.deeper.caches.paged",
+        "minillm.deeper.fast.packed",
+        "minillm.deeper.pretrained.families",
+    }
+    depth.add("minillm.deeper.generation.search")
     assert "minillm.model" in loaded and not loaded & depth
 
 

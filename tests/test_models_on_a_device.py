@@ -7,13 +7,14 @@ import torch
 from family_checkpoints import FAMILY_CONFIGS
 from pretended_device import PretendedDevice, PretendedTensor, same_there
 
-from minillm.cache.kinds import CACHE_KINDS
-from minillm.generation import fast_sampling, sampling
-from minillm.generation.decoding import generate
-from minillm.generation.sampling import Sampler
-from minillm.generation.search import beam_search, exhaustive_search
-from minillm.generation.speculative import speculative_generate
+from minillm import sampling
+from minillm.deeper.caches.kinds import CACHE_KINDS
+from minillm.deeper.generation import fast_sampling
+from minillm.deeper.generation.search import beam_search, exhaustive_search
+from minillm.deeper.generation.speculative import speculative_generate
+from minillm.generation import generate
 from minillm.model import CausalLM
+from minillm.sampling import Sampler
 
 IDS = torch.randint(2, 64, (2, 9), generator=torch.Generator().manual_seed(0))
 MASK = torch.ones_like(IDS)

@@ -12,14 +12,13 @@ import pytest
 import torch
 from pretended_device import PretendedDevice
 
+from minillm.bpe import BPETokenizer
 from minillm.config import ModelConfig
-from minillm.generation.decoding import generate
-from minillm.generation.sampling import Sampler
+from minillm.generation import generate
 from minillm.model import CausalLM
+from minillm.sampling import Sampler
 from minillm.stories.language import StoryLanguage
-from minillm.tokenizer.bpe import BPETokenizer
-from minillm.training.data import WindowBatches
-from minillm.training.loss import cross_entropy
+from minillm.training import WindowBatches, cross_entropy
 
 PAGE = Path(__file__).parents[1] / "notebooks/10_minillm.ipynb"
 

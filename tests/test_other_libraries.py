@@ -23,7 +23,7 @@ from minillm import (
     save_pretrained,
     stream_text,
 )
-from minillm.training.sft import Example
+from minillm.beyond.answers.sft import Example
 
 transformers = pytest.importorskip("transformers")
 

@@ -7,14 +7,14 @@ import torch
 import vision_checkpoints
 from pretended_device import PretendedDevice, same_there
 
+from minillm.beyond.pictures.pictures import PictureLM
+from minillm.beyond.pictures.vision import VisionTransformer
+from minillm.bpe import BPETokenizer
 from minillm.config import ModelConfig
-from minillm.generation.conversation import Conversation
-from minillm.generation.sampling import Sampler
-from minillm.generation.stream import stream_text
+from minillm.deeper.generation.conversation import Conversation
+from minillm.deeper.generation.stream import stream_text
 from minillm.model import CausalLM
-from minillm.models.pictures import PictureLM
-from minillm.models.vision import VisionTransformer
-from minillm.tokenizer.bpe import BPETokenizer
+from minillm.sampling import Sampler
 
 NEW = {"max_new_tokens": 4, "min_new_tokens": 4}
 

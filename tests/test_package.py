@@ -36,7 +36,7 @@ OPTIONAL += ("huggingface_hub", "nbformat", "nbclient", "gguf")
 
 
 @pytest.mark.parametrize(
-    "module", ["minillm", "minillm.tokenizer.bpe", "minillm.stories.language", "minillm.ngram"]
+    "module", ["minillm", "minillm.bpe", "minillm.stories.language", "minillm.ngram"]
 )
 def test_light_modules_need_no_torch(module):
     out = run(f"import sys, {module}; print(sorted(m for m in sys.modules if '.' not in m))")

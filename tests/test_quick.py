@@ -14,12 +14,12 @@ import quick  # noqa: E402
 @pytest.mark.parametrize(
     "file, tests",
     [
-        ("minillm/nn/rope.py", "nn/test_rope.py"),
+        ("minillm/rope.py", "test_rope.py"),
         ("minillm/model.py", "test_model.py"),
         ("tools/build.py", "test_build.py"),
-        ("tests/nn/test_rope.py", "nn/test_rope.py"),
-        ("minillm/models/families/gemma.py", "test_model.py pretrained/test_load.py"),
-        ("minillm/nn/__init__.py", "test_package.py"),
+        ("tests/test_rope.py", "test_rope.py"),
+        ("minillm/beyond/families/gemma.py", "test_model.py deeper/pretrained/test_load.py"),
+        ("minillm/deeper/caches/__init__.py", "test_package.py"),
         (
             "minillm/exercises/rope.py",
             "exercises/test_exercises_05.py exercises/test_exercises.py exercises/test_frozen.py",

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from minillm.generation.sampling import Sampler
+from minillm.sampling import Sampler
 from minillm.stories.language import StoryLanguage
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -11,8 +11,8 @@ from statistics import fmean
 import pytest
 import torch
 
+from minillm.deeper.pretrained.load import from_pretrained
 from minillm.ngram import word_pieces
-from minillm.pretrained.load import from_pretrained
 from minillm.stories.language import StoryLanguage
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -21,10 +21,9 @@ from urllib.parse import unquote, urljoin, urlparse
 import pytest
 import torch
 
-from minillm import Sampler, from_pretrained, generate
-from minillm.generation import sampling
-from minillm.nn.attention import build_mask, causal_mask
-from minillm.tokenizer.bpe import BPETokenizer
+from minillm import Sampler, from_pretrained, generate, sampling
+from minillm.attention import build_mask, causal_mask
+from minillm.bpe import BPETokenizer
 
 ROOT = Path(__file__).resolve().parents[1]
 TOOLS, SITE, SHIPPED = ROOT / "tools/site", ROOT / "build/site", ROOT / "assets/stories-en"
@@ -94,13 +93,13 @@ def test_a_notebook_without_outputs_stops_the_build_with_its_name(pages, tmp_pat
 
 
 def test_a_label_names_the_module_and_a_missing_one_is_refused(pages):
-    cells = [code_cell("#| default_exp nn.rope"), code_cell("#| export\nx = 1")]
-    cells.append(code_cell("#| export tokenizer.bpe\ny = 1"))
+    cells = [code_cell("#| default_exp rope"), code_cell("#| export\nx = 1")]
+    cells.append(code_cell("#| export deeper.caches.paged\ny = 1"))
     notebook = {"cells": cells}
     assert pages.marked(notebook, "../") == 2
     labels = [c["source"] for c in notebook["cells"] if c["cell_type"] == "markdown"]
-    assert "[minillm/nn/rope.py](../minillm/nn/rope.md)" in labels[0]
-    assert "[minillm/tokenizer/bpe.py](../minillm/tokenizer/bpe.md)" in labels[1]
+    assert "[minillm/rope.py](../minillm/rope.md)" in labels[0]
+    assert "[minillm/deeper/caches/paged.py](../minillm/deeper/caches/paged.md)" in labels[1]
     with pytest.raises(pages.SourceError, match=r"minillm/none\.py, which does not exist"):
         pages.marked({"cells": [code_cell("#| export none\nz = 1")]}, "../")
 
@@ -119,13 +118,11 @@ def test_the_figures_that_move_find_their_place_and_stop_the_build_if_it_is_gone
 
 def test_links_to_python_files_lead_to_pages_that_show_them(pages, tmp_path, monkeypatch):
     monkeypatch.setattr(pages, "SOURCE", tmp_path)
-    text = "[a](../../minillm/nn/rope.py), [b](../../tools/build.py), [c](../../none.py), [d](e.md)"
+    text = "[a](../../minillm/rope.py), [b](../../tools/build.py), [c](../../none.py), [d](e.md)"
     path = ROOT / "notebooks/beyond/12_state.ipynb"
-    changed = (
-        "[a](../../minillm/nn/rope.md), [b](../../tools/build.md), [c](../../none.py), [d](e.md)"
-    )
+    changed = "[a](../../minillm/rope.md), [b](../../tools/build.md), [c](../../none.py), [d](e.md)"
     assert pages.relinked(text, path) == changed
-    for file in ("minillm/nn/rope", "tools/build"):
+    for file in ("minillm/rope", "tools/build"):
         code = (ROOT / f"{file}.py").read_text(encoding="utf-8")
         assert code in (tmp_path / f"{file}.md").read_text(encoding="utf-8")
 

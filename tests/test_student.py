@@ -2,9 +2,11 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -146,7 +148,7 @@ import minillm
 for found in pkgutil.walk_packages(minillm.__path__, "minillm."):
     if found.name.rpartition(".")[2] not in ("__main__", "fence_worker"):
         importlib.import_module(found.name)
-from minillm.generation.sampling import GREEDY
+from minillm.sampling import GREEDY
 rate = minillm.cosine_schedule
 for call in (lambda: GREEDY(None), lambda: GREEDY.seed, lambda: rate(0, 1, 1, 1, 1)):
     try:
@@ -194,7 +196,7 @@ class A:
     async def method(self):
 
         # why
-        from minillm.checks import whole
+        from minillm.support.checks import whole
 
         self.size, self.rest = 1, []
         self.register_buffer("table", whole(one(two(3))))
@@ -225,7 +227,7 @@ class A:
         raise NotImplementedError
 
     async def method(self):
-        # where it is needed: from minillm.checks import whole
+        # where it is needed: from minillm.support.checks import whole
         # calls one, two; sets the buffer 'table', self.size, self.rest; among the keys of what it
         # returns: 'a', 'b'
         raise NotWritten("A.method", "03_page", "id")
@@ -298,10 +300,10 @@ def test_a_lost_mark_and_a_syntax_error_are_named(copy):
 
 
 def test_an_edited_test_is_named(copy):
-    path = copy.root / "tests/nn/test_attention.py"
+    path = copy.root / "tests/test_attention.py"
     path.write_text(path.read_text("utf-8") + "\n\ndef test_me():\n    pass\n", "utf-8")
     (said,) = student.remarks(copy, "03")
-    assert said.startswith("tests/nn/test_attention.py is not the one that was handed out")
+    assert said.startswith("tests/test_attention.py is not the one that was handed out")
 
 
 @pytest.mark.parametrize(
@@ -338,7 +340,7 @@ def test_a_page_saved_without_ids_is_read_by_what_its_cells_define(copy):
 
 
 def test_an_edit_of_the_package_is_not_built_over(copy):
-    path = copy.root / "minillm/nn/attention.py"
+    path = copy.root / "minillm/attention.py"
     text = path.read_text("utf-8")
     path.write_text(text.replace('raise NotWritten("softmax"', "return (x", 1), "utf-8")
     edited = path.read_text("utf-8")
@@ -372,27 +374,27 @@ def newer(tmp_path) -> Path:
             assert "or more" in text
         cell["source"] = text.replace("# 03 Attention and masks", "# 03 Attention, and masks")
     page.write_text(student.dumped(data), "utf-8")
-    test = course / "tests/nn/test_attention.py"
+    test = course / "tests/test_attention.py"
     test.write_text(test.read_text("utf-8") + "\n# newer\n", "utf-8")
     return course
 
 
 def test_update_brings_what_is_new_to_untouched_cells(copy, newer):
     said = student.update(copy, newer)
-    assert "new: tests/nn/test_attention.py" in said
+    assert "new: tests/test_attention.py" in said
     assert "new in notebooks/03_attention.ipynb: 2 cells" in said
     cells = {c["id"]: blanks.text_of(c) for c in copy.page(SOFTMAX[0])["cells"]}
     assert "float32 or more" in cells["c024"] and "raise NotWritten(" in cells["c024"]
-    assert "or more" in (copy.root / "minillm/nn/attention.py").read_text("utf-8")
+    assert "or more" in (copy.root / "minillm/attention.py").read_text("utf-8")
     assert student.update(student.Copy(copy.root), newer) == ["nothing is new"]
 
 
 def test_update_leaves_what_was_written_and_fills_what_was_filled(copy, newer):
     student.fill(copy, ROOT, ["03"])
     write_cell(copy, SOFTMAX[0], "c054", "#| export\ndef causal_mask(*a, **k):\n    return 1\n")
-    (copy.root / "tests/nn/test_attention.py").write_text("mine = 1\n")
+    (copy.root / "tests/test_attention.py").write_text("mine = 1\n")
     said = "\n".join(student.update(copy, newer))
-    assert "left: tests/nn/test_attention.py (you have changed it" in said
+    assert "left: tests/test_attention.py (you have changed it" in said
     cells = {c["id"]: blanks.text_of(c) for c in copy.page(SOFTMAX[0])["cells"]}
     assert "return 1" in cells["c054"]
     assert "float32 or more" in cells["c024"] and "NotWritten" not in cells["c024"]
@@ -440,6 +442,59 @@ def test_killed_before_any_of_its_writes_and_called_again(copy, newer, monkeypat
         assert said.count("left") <= 1 and "left as you wrote it: softmax" not in said, said
         assert contents(root) == contents(whole), count
     assert 3 <= count < 20
+
+
+@pytest.fixture
+def old_copy(tmp_path) -> Path:
+    """Three pages of a copy made at 1072af8; every other body is "written by me"."""
+    with zipfile.ZipFile(ROOT / "tests" / "copy_of_1072af8.zip") as packed:
+        packed.extractall(tmp_path / "old")
+    return tmp_path / "old"
+
+
+def cells_of(root: Path, page: str) -> dict[str, str]:
+    data = build.load(root / "notebooks" / page, page)
+    return {c["id"]: blanks.text_of(c) for c in data["cells"]}
+
+
+def test_an_old_copy_is_carried_over_the_move(old_copy):
+    pages = ["02_tokenizer.ipynb", "03_attention.ipynb", "07_training.ipynb"]
+    before = {page: cells_of(old_copy, page) for page in pages}
+    package = (old_copy / "minillm/nn/attention.py").read_bytes()
+    said = student.run("make", [], old_copy, ROOT)
+    assert "cells of yours" in said[0] and "build/before_move/" in said[0]
+    assert (old_copy / "build/before_move/minillm/nn/attention.py").read_bytes() == package
+    assert not (old_copy / "minillm/nn").exists()
+    for page in pages:
+        after = cells_of(old_copy, page)
+        for cell_id, source in before[page].items():
+            if "written by me" not in source and cell_id != "mine0001":
+                continue
+            now = after[cell_id].splitlines()
+            code = [line for line in source.splitlines() if re.match(r" {4}\S|# written", line)]
+            lost = [line for line in code if line not in now and "minillm" not in line]
+            assert lost == [], f"{page}, cell {cell_id}"
+            assert not re.search(r"minillm\.(nn|training|cache)\.|export nn", after[cell_id])
+    copy = student.Copy(old_copy)
+    assert student.written(copy)["03_attention.ipynb"] == (4, 8)
+    assert not any(line.startswith("not built") for line in student.rebuild(copy, pages))
+    assert "# written by me" in (old_copy / "minillm/attention.py").read_text("utf-8")
+    with pytest.raises(student.StudentError, match="somebody's work"):
+        student.run("make", [], old_copy, ROOT)
+
+
+@pytest.mark.parametrize("moment", ["save", "save_given"])
+def test_an_old_copy_is_carried_over_after_a_kill(old_copy, monkeypatch, moment):
+    def killed(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(student.Copy, moment, killed)
+        student.run("make", [], old_copy, ROOT)
+    student.run("make", [], old_copy, ROOT)
+    assert (old_copy / "build/before_move/tests/nn/test_attention.py").exists()
+    assert student.written(student.Copy(old_copy))["03_attention.ipynb"] == (4, 8)
+    assert "written by me" in (old_copy / "notebooks/03_attention.ipynb").read_text("utf-8")
 
 
 def test_a_page_that_is_saved_while_fill_reads_it_stays(copy, monkeypatch):
@@ -538,7 +593,7 @@ def test_a_chapter_that_passes_names_the_next(copy, monkeypatch):
     student.fill(copy, ROOT, ["03"])
     monkeypatch.setattr(student, "run_tests", lambda *a: [{"test": "t", "outcome": "passed"}])
     assert "all of it passes; next: 04_multihead" in student.grade(copy, "03")
-    path = copy.root / "minillm/nn/attention.py"
+    path = copy.root / "minillm/attention.py"
     path.write_text(path.read_text("utf-8").replace("float32", "float64"), "utf-8")
     said = "\n".join(student.grade(copy, "03"))
     assert "the module was edited, run make pull" in said and "all of it passes" not in said
@@ -600,11 +655,11 @@ def test_a_folder_that_is_no_copy(tmp_path, capsys):
 
 # These pass without any body, for they ask nothing of one.
 NEED_NO_BODY = {
-    "tokenizer/test_pretokenizer.py::test_unicode_differs_from_tiktokens_only_where_one_table_is",
-    "tokenizer/test_bpe.py::test_importing_the_tokenizer_is_quick_and_needs_no_torch",
-    "nn/test_attention.py::test_the_stand_in_for_a_device_refuses",
-    "nn/test_rope.py::test_reordering_is_that_of_the_published_llama_conversion",
-    "nn/test_rope.py::test_rows_that_make_no_heads_are_an_error",
+    "test_pretokenizer.py::test_unicode_differs_from_tiktokens_only_where_one_table_is",
+    "test_bpe.py::test_importing_the_tokenizer_is_quick_and_needs_no_torch",
+    "test_attention.py::test_the_stand_in_for_a_device_refuses",
+    "test_rope.py::test_reordering_is_that_of_the_published_llama_conversion",
+    "test_rope.py::test_rows_that_make_no_heads_are_an_error",
     "training/test_data.py::test_settings_that_differ_are_named",
     "training/test_trainer.py::test_a_run_refuses_values_out_of_range",
     "training/test_trainer.py::test_random_numbers_of_a_mac",

@@ -14,12 +14,12 @@ import pytest
 import torch
 from windows_rules import POSIX_ONLY
 
+from minillm.bpe import BPETokenizer
 from minillm.cli.corpus import END, stories
 from minillm.cli.main import main
 from minillm.config import ModelConfig
+from minillm.deeper.pretrained.load import from_pretrained, save_pretrained
 from minillm.model import CausalLM
-from minillm.pretrained.load import from_pretrained, save_pretrained
-from minillm.tokenizer.bpe import BPETokenizer
 
 ROOT = Path(__file__).resolve().parents[1]
 RULES = Path(__file__).with_name("windows_rules.py")
@@ -193,7 +193,7 @@ def test_a_model_is_saved_over_the_one_it_was_loaded_from(tmp_path, max_shard_by
         import sys
         from pathlib import Path
         import torch
-        from minillm.pretrained.load import from_pretrained, save_pretrained
+        from minillm.deeper.pretrained.load import from_pretrained, save_pretrained
 
         folder, size = Path(sys.argv[1]), int(sys.argv[2])
 
@@ -229,8 +229,8 @@ def test_tokenizers_are_saved_over_what_they_were_loaded_from(tmp_path):
     BPETokenizer.train(["a cat 猫"], 300, special_tokens=[END]).save(ours)
     code = """
         import sys
-        from minillm.tokenizer import BPETokenizer
-        from minillm.tokenizer.wrapped import load_tokenizer
+        from minillm.bpe import BPETokenizer
+        from minillm.deeper.tokenizer.wrapped import load_tokenizer
         for folder in sys.argv[1:]:
             for _ in range(2):
                 tokenizer = load_tokenizer(folder)

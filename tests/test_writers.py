@@ -13,21 +13,22 @@ import pytest
 import torch
 from interruptions import Interruption
 
+from minillm.beyond.export import onnx_file
+from minillm.beyond.export import step as export
+from minillm.beyond.lora.adapters import add_lora
+from minillm.bpe import BPETokenizer
 from minillm.cli import run_info
 from minillm.config import ModelConfig
-from minillm.fast import export, onnx_file
-from minillm.files import recover, replacing, transaction, write_json
+from minillm.deeper.pretrained.adapters import save_adapter
+from minillm.deeper.pretrained.folder import write_checkpoint
+from minillm.deeper.tokenizer.hf_json import to_hf
+from minillm.deeper.tokenizer.wrapped import WrappedTokenizer
+from minillm.deeper.training import run_folder
+from minillm.deeper.training.checkpoint import CheckpointError, newest_checkpoint, save_checkpoint
+from minillm.deeper.training.run_folder import append_record, forget_after
+from minillm.deeper.training.token_file import TokenDataset
 from minillm.model import CausalLM
-from minillm.nn.adapters import add_lora
-from minillm.pretrained.adapters import save_adapter
-from minillm.pretrained.folder import write_checkpoint
-from minillm.tokenizer.bpe import BPETokenizer
-from minillm.tokenizer.hf_json import to_hf
-from minillm.tokenizer.wrapped import WrappedTokenizer
-from minillm.training import run_folder
-from minillm.training.checkpoint import CheckpointError, newest_checkpoint, save_checkpoint
-from minillm.training.run_folder import append_record, forget_after
-from minillm.training.token_file import TokenDataset
+from minillm.support.files import recover, replacing, transaction, write_json
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tools"))
 import build

@@ -22,7 +22,7 @@ from tokenizers import (
     trainers,
 )
 
-from minillm.tokenizer.patterns import DEEPSEEK_V3_PATTERNS
+from minillm.deeper.tokenizer.patterns import DEEPSEEK_V3_PATTERNS
 
 transformers.logging.set_verbosity_error()
 

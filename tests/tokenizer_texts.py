@@ -1,6 +1,6 @@
 """Texts of many scripts for the tests of tokenizers, and a tokenizer trained on them."""
 
-from minillm.tokenizer.bpe import BPETokenizer
+from minillm.bpe import BPETokenizer
 
 END = "<|endoftext|>"
 NATURAL = {

@@ -13,10 +13,9 @@ import pytest
 import torch
 from torch import nn
 
-from minillm.training.checkpoint import newest_checkpoint
-from minillm.training.data import WindowBatches
-from minillm.training.run import Run
-from minillm.training.trainer import TrainConfig, Trainer
+from minillm.deeper.training.checkpoint import newest_checkpoint
+from minillm.deeper.training.run import Run
+from minillm.training import TrainConfig, Trainer, WindowBatches
 
 try:
     import resource

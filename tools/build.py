@@ -39,7 +39,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import NoReturn
 
-from minillm.files import replacing
+from minillm.support.files import replacing
 
 ROOT = Path(__file__).resolve().parents[1]
 SHELVES = ("", "deeper/", "beyond/")  # folders of notebooks that are sources
@@ -419,7 +419,7 @@ def write(path: Path, text: str) -> bool:
 
 
 def module_path(root: Path, module: str) -> Path:
-    """Where a module stands: `nn.rope` in `minillm/nn/rope.py`."""
+    """Where a module stands: `rope` in `minillm/rope.py`."""
     return root.joinpath("minillm", *module.split(".")).with_suffix(".py")
 
 
@@ -429,7 +429,7 @@ def shown(module: str) -> str:
 
 
 def module_name(root: Path, path: str | Path) -> str:
-    """The module that a file or a name stands for: `minillm/nn/rope.py` or `nn.rope`."""
+    """The module that a file or a name stands for: `minillm/rope.py` or `rope`."""
     parts = Path(path).with_suffix("").parts if str(path).endswith(".py") else (str(path),)
     return ".".join(parts[parts.index("minillm") + 1 :] if "minillm" in parts else parts)
 

@@ -12,7 +12,6 @@ processor rounds differently and arrives at other weights of about the same loss
 from __future__ import annotations
 
 import argparse
-import importlib
 import io
 import json
 from contextlib import redirect_stdout
@@ -21,20 +20,18 @@ from typing import Any
 
 import torch
 
+from minillm import training
 from minillm.config import ModelConfig
+from minillm.deeper.pretrained.load import save_pretrained
 from minillm.model import CausalLM
-from minillm.pretrained.load import save_pretrained
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "notebooks" / "07_training.ipynb"
-BUILT = ("loss", "data", "optim", "evaluation", "trainer")  # what the page builds
 
 
 def run_page() -> dict[str, Any]:
     """The names that the tagged cells of the page leave behind."""
-    names: dict[str, Any] = {}
-    for module in BUILT:
-        names |= vars(importlib.import_module(f"minillm.training.{module}"))
+    names: dict[str, Any] = dict(vars(training))  # what the page builds
     for cell in json.loads(PAGE.read_text(encoding="utf-8"))["cells"]:
         if "asset" in cell["metadata"].get("tags", []):
             code = compile("".join(cell["source"]), f"{PAGE.name}, cell {cell['id']}", "exec")

@@ -13,7 +13,7 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 
 from minillm.exercises.plotting import COLORS, figure
-from minillm.files import replacing
+from minillm.support.files import replacing
 
 ROOT = Path(__file__).resolve().parents[1]
 BLUE, ORANGE, GREEN, YELLOW = "#dbe7f6", "#fbe3cf", "#d8efe3", "#f7efc9"

@@ -23,7 +23,7 @@ import nbformat
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 
-from minillm.files import replacing
+from minillm.support.files import replacing
 
 ROOT = Path(__file__).resolve().parents[1]
 

@@ -3,7 +3,7 @@
     python tools/quick.py          what is not committed yet, new files included
     python tools/quick.py main     and all that this branch has changed since it left main
 
-A file is tested by its own test, as minillm/nn/rope.py is by tests/nn/test_rope.py; one that has
+A file is tested by its own test, as minillm/rope.py is by tests/test_rope.py; one that has
 none, by the tests that name it, or by those of the files that do. The cells of a page are not run.
 After 75 seconds of tests, which with the start are about 90, no further one is begun, and the
 summary says how many were left out.
@@ -21,8 +21,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 ALWAYS = ["tests/test_notebooks.py::test_package_equals_notebooks", "tests/test_house.py"]
-BY_ITS_NAME = "minillm/models/families"  # what a string calls up, no test names
-ITS_TESTS = ["tests/test_model.py", "tests/pretrained/test_load.py"]
+BY_ITS_NAME = "minillm/beyond/families"  # what a string calls up, no test names
+ITS_TESTS = ["tests/test_model.py", "tests/deeper/pretrained/test_load.py"]
 SECONDS = 75  # the start takes some 10, and a test that was begun is finished
 
 
@@ -45,7 +45,7 @@ def changed(root: Path, base: str = "HEAD") -> list[str]:
 
 
 def naming(root: Path, folder: str, name: str) -> list[str]:
-    """Files in a folder that import a module, or name it: `minillm.nn.rope`."""
+    """Files in a folder that import a module, or name it: `minillm.rope`."""
     inside, _, last = name.replace(".", r"\.").rpartition(r"\.")
     named = rf"\b{inside}\.{last}\b|from {inside} import .*\b{last}\b"
     pattern = named if inside else rf"\b(import|from) {name}\b"

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import build
+import moved
 import student_blank as blanks
 
 HERE = Path(__file__).resolve().parents[1]
@@ -34,11 +35,11 @@ GIVEN, PROGRESS = "given.json", "progress.json"
 # Which tests judge which chapter: all of a file, but for those named below.
 TESTS = {
     "01": ["test_ngram.py"],
-    "02": ["tokenizer/test_pretokenizer.py", "tokenizer/test_bpe.py"],
-    "03": ["nn/test_attention.py"],
-    "04": ["nn/test_multihead.py"],
-    "05": ["nn/test_rope.py"],
-    "06": ["nn/test_layers.py"],
+    "02": ["test_pretokenizer.py", "test_bpe.py"],
+    "03": ["test_attention.py"],
+    "04": ["test_heads.py"],
+    "05": ["test_rope.py"],
+    "06": ["test_layers.py"],
     "07": [
         "training/test_loss.py",
         "training/test_data.py",
@@ -46,12 +47,12 @@ TESTS = {
         "training/test_evaluation.py",
         "training/test_trainer.py",
     ],
-    "08": ["cache/test_base.py"],
-    "09": ["generation/test_sampling.py"],
-    "10": ["test_config.py", "test_model.py", "generation/test_decoding.py"],
+    "08": ["test_cache.py"],
+    "09": ["test_sampling.py"],
+    "10": ["test_config.py", "test_model.py", "test_generation.py"],
 }
 # Tests that need a later chapter, and judge that one.
-_HEADS = "nn/test_multihead.py::test_"
+_HEADS = "test_heads.py::test_"
 LATER = {
     _HEADS + "autocast[ours]": "06",
     _HEADS + "on_a_device": "06",
@@ -61,7 +62,7 @@ LATER = {
 
 # What a copy holds beside pages and tests.
 WHOLE = ["assets", "LICENSE", "pyproject.toml", "requirements.txt"]
-TOOLS = ["build.py", "execute.py", "student.py", "student_blank.py", "student_judge.py"]
+TOOLS = ["build.py", "execute.py", "moved.py", "student.py", "student_blank.py", "student_judge.py"]
 NOT_COPIED = shutil.ignore_patterns("__pycache__", ".ipynb_checkpoints", ".hypothesis")
 
 
@@ -689,6 +690,9 @@ def run(
     if command == "make":
         if root == HERE and (HERE / GIVEN).exists():
             raise StudentError("this is a copy already: `make` works in the course's own folder")
+        if root.exists() and moved.is_old(copy := Copy(root)):
+            said = [moved.carry(copy, course or HERE), *update(copy, course or HERE)]
+            return [line for line in said if not line.startswith(("new: minillm/", "new: tests/"))]
         return [make(course or HERE, root, deeper=deeper)]
     copy = Copy(root)
     if command in ("fill", "grade") and not chapters:

@@ -41,8 +41,7 @@ def chapter_01(seed: int) -> Values:
 
 
 def chapter_02(seed: int) -> Values:
-    from minillm.tokenizer.bpe import BPETokenizer, merge_word
-    from minillm.tokenizer.pretokenizer import GPT4_PATTERN, make_pre_tokenizer
+    from minillm.bpe import GPT4_PATTERN, BPETokenizer, make_pre_tokenizer, merge_word
 
     ranks = {bytes([b]): b for b in range(256)} | {b"he": 256, b"th": 257, b"the": 258}
 
@@ -66,7 +65,7 @@ def heads(seed: int, *lengths: int) -> list:
 def chapter_03(seed: int) -> Values:
     import torch
 
-    from minillm.nn import attention as page
+    from minillm import attention as page
 
     q, k, v = heads(seed, 3, 5, 5)
     positions = torch.arange(5)[None]
@@ -91,7 +90,7 @@ def drawn(module: Any, seed: int) -> Any:
 
 
 def chapter_04(seed: int) -> Values:
-    from minillm.nn.multihead import MultiHeadAttention, merge_heads, split_heads
+    from minillm.heads import MultiHeadAttention, merge_heads, split_heads
 
     (x,) = heads(seed, 6)
 
@@ -109,7 +108,7 @@ def chapter_04(seed: int) -> Values:
 def chapter_05(seed: int) -> Values:
     import torch
 
-    from minillm.nn.rope import RotaryEmbedding, rope_periods
+    from minillm.rope import RotaryEmbedding, rope_periods
 
     (x,) = heads(seed, 6)
     return {
@@ -119,8 +118,8 @@ def chapter_05(seed: int) -> Values:
 
 
 def chapter_06(seed: int) -> Values:
-    from minillm.nn import layers as page
-    from minillm.nn.multihead import MultiHeadAttention
+    from minillm import layers as page
+    from minillm.heads import MultiHeadAttention
 
     (x,) = heads(seed, 6)
 
@@ -141,8 +140,10 @@ def chapter_07(seed: int) -> Values:
     import torch
     from torch import nn
 
-    from minillm.training import loss, optim, trainer
-    from minillm.training.data import WindowBatches, get_batch
+    from minillm import training as loss
+    from minillm import training as optim
+    from minillm import training as trainer
+    from minillm.training import WindowBatches, get_batch
 
     generator = torch.Generator().manual_seed(seed)
     ids = torch.randint(0, 9, (200,), generator=generator)
@@ -162,7 +163,7 @@ def chapter_07(seed: int) -> Values:
 
 
 def chapter_08(seed: int) -> Values:
-    from minillm.cache.base import make_cache
+    from minillm.cache import make_cache
 
     def walk() -> list:
         sizes = {"batch_size": 1, "num_kv_heads": 2, "key_dim": 4, "value_dim": 4}
@@ -177,7 +178,7 @@ def chapter_08(seed: int) -> Values:
 
 
 def chapter_09(seed: int) -> Values:
-    from minillm.generation import sampling as page
+    from minillm import sampling as page
 
     x = heads(seed, 8)[0].reshape(2, 32)
     return {
@@ -194,7 +195,7 @@ def chapter_10(seed: int) -> Values:
     import torch
 
     from minillm.config import ModelConfig
-    from minillm.generation.decoding import generate
+    from minillm.generation import generate
     from minillm.model import CausalLM
 
     ids = torch.randint(0, 20, (2, 5), generator=torch.Generator().manual_seed(seed))

@@ -89,9 +89,9 @@ def held_out_texts(a: argparse.Namespace) -> list[str]:
 
 def measure(model: Any, tokenizer: Any, texts: list[str], a: argparse.Namespace) -> float:
     """Bits per byte: of whole stories, or of a file's texts, read in windows."""
-    from minillm.checks import context_length
-    from minillm.training.evaluation import evaluate
-    from minillm.training.scoring import evaluate_text
+    from minillm.deeper.training.scoring import evaluate_text
+    from minillm.support.checks import context_length
+    from minillm.training import evaluate
 
     if not is_file(a):
         return evaluate(model, tokenizer, texts)
@@ -103,10 +103,10 @@ def measure(model: Any, tokenizer: Any, texts: list[str], a: argparse.Namespace)
 
 def source(a: argparse.Namespace, tokenizer: Any) -> Any:
     """Batches of fresh stories, of the documents of a file, or of random windows of it."""
+    from minillm.deeper.training.documents import DocumentBatches, StoryDocuments
+    from minillm.deeper.training.token_file import FileDocuments, TokenDataset
     from minillm.stories.curriculum import DeckDocuments, ExactBatches
-    from minillm.training.data import WindowBatches
-    from minillm.training.documents import DocumentBatches, StoryDocuments
-    from minillm.training.token_file import FileDocuments, TokenDataset
+    from minillm.training import WindowBatches
 
     end, encode = tokenizer.eos_token_id, tokenizer.encode_ordinary
     texts: Any

@@ -14,7 +14,7 @@ from minillm.cli.run_info import RUN_INFO, read_run_info
 
 def evaluate_folder(a: argparse.Namespace) -> None:
     """Print bits per byte; of stories also the floor, and how many samples are stories."""
-    from minillm.generation.sampling import Sampler
+    from minillm.sampling import Sampler
 
     model, tokenizer = open_model(a)
     whole, a.held_out = a.corpus is not None, a.documents

@@ -13,8 +13,8 @@ from minillm.cli.terminal import show
 
 def generate_texts(a: argparse.Namespace) -> None:
     """Print texts that the model of a folder writes; of several processes, the first prints."""
-    from minillm.checks import context_length
-    from minillm.training import distributed
+    from minillm.deeper.training import distributed
+    from minillm.support.checks import context_length
 
     drawn_by = sampler(a)
     if a.parallel is not None:
@@ -48,7 +48,7 @@ def sampler(a: argparse.Namespace) -> Any:
     """The sampler of the options, which are called as its fields (all but `steps`)."""
     from dataclasses import fields
 
-    from minillm.generation.sampling import Sampler
+    from minillm.sampling import Sampler
 
     names = {field.name for field in fields(Sampler)} - {"steps"}
     return Sampler(**{name: getattr(a, name) for name in names})
@@ -56,7 +56,7 @@ def sampler(a: argparse.Namespace) -> Any:
 
 def open_model(a: argparse.Namespace) -> tuple[Any, Any]:
     """Model and tokenizer of the folder or of the GGUF file."""
-    from minillm.pretrained.load import from_pretrained
+    from minillm.deeper.pretrained.load import from_pretrained
 
     if not a.folder.exists():
         kind = "file" if a.folder.suffix == ".gguf" else "folder"
@@ -94,7 +94,7 @@ def sample_texts(
     """`count` texts that go on after the ids `begin` of a prompt, without the end token or stop."""
     import torch
 
-    from minillm.generation.decoding import generate
+    from minillm.generation import generate
 
     prompts = torch.tensor([begin] * count, device=model.lm_head.weight.device)
     sampler = known_only(sampler, tokenizer, model.config.vocab_size)
@@ -138,7 +138,7 @@ def device(a: argparse.Namespace) -> Any:
     """
     import torch
 
-    from minillm.device import pick_device
+    from minillm.support.device import pick_device
 
     name = a.device or os.environ.get("MINILLM_DEVICE")
     if not name:

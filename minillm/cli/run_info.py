@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from minillm.files import read_json, write_json
+from minillm.support.files import read_json, write_json
 
 RUN_INFO = "run.json"
 # the settings of TrainConfig are compared with those in the checkpoint
@@ -36,7 +36,7 @@ def read_run_info(path: Path) -> dict[str, Any]:
 
 def check_same_run(a: argparse.Namespace) -> None:
     """Raises: ValueError if the run in the folder began with another model or other texts."""
-    from minillm.checks import check_settings
+    from minillm.support.checks import check_settings
 
     path = a.output_dir / RUN_INFO
     if not path.exists():

@@ -20,7 +20,7 @@ from minillm.cli.generate import device, known_only, sampler
 from minillm.cli.terminal import show, tell
 
 if TYPE_CHECKING:
-    from minillm.generation.conversation import Conversation
+    from minillm.deeper.generation.conversation import Conversation
 
 HELP = "/reset begins a new conversation, /quit or Ctrl-D ends, Ctrl-C stops an answer"
 
@@ -32,8 +32,8 @@ def chat(a: argparse.Namespace) -> None:
     """
     import torch
 
-    from minillm.generation.conversation import Conversation
-    from minillm.pretrained.load import from_pretrained
+    from minillm.deeper.generation.conversation import Conversation
+    from minillm.deeper.pretrained.load import from_pretrained
 
     drawn_by, place = sampler(a), device(a)
     dtype = a.dtype or ("float32" if place.type == "cpu" else None)
@@ -97,7 +97,7 @@ def answer(
     a: argparse.Namespace,
 ) -> None:
     """Print the answer as it is written, until `pressed()`; or say why there is none."""
-    from minillm.generation.conversation import ContextFullError
+    from minillm.deeper.generation.conversation import ContextFullError
 
     start = time.perf_counter()
     try:

@@ -29,11 +29,10 @@ from minillm.cli.terminal import show, tell, visible
 def train(a: argparse.Namespace) -> None:
     """Train, and save the model with its tokenizer."""
     check_training(a)
-    from minillm.training import distributed
-    from minillm.training.checkpoint import CheckpointError
-    from minillm.training.evaluation import token_byte_lengths
-    from minillm.training.run import Run
-    from minillm.training.trainer import Trainer
+    from minillm.deeper.training import distributed
+    from minillm.deeper.training.checkpoint import CheckpointError
+    from minillm.deeper.training.run import Run
+    from minillm.training import Trainer, token_byte_lengths
 
     place, lock = distributed.start(device(a)), None
     try:
@@ -76,7 +75,7 @@ def train(a: argparse.Namespace) -> None:
 
 def _keep(a: argparse.Namespace, trainer: Any) -> str:
     """Write a checkpoint of an interrupted run, if there is something to keep; how to go on."""
-    from minillm.training.checkpoint import checkpoints
+    from minillm.deeper.training.checkpoint import checkpoints
 
     if trainer.processes.size == 1 and trainer.step and not trainer.step_incomplete:
         trainer.run.save(trainer)
@@ -86,14 +85,14 @@ def _keep(a: argparse.Namespace, trainer: Any) -> str:
 
 def _prepare(a: argparse.Namespace) -> tuple[Any, Any]:
     """Take the folder; make the tokenizer and, of a file, the token file."""
+    from minillm.bpe import BPETokenizer
+    from minillm.deeper.pretrained.folder import empty_model
+    from minillm.deeper.pretrained.load import check_savable
+    from minillm.deeper.training.distributed import world
+    from minillm.deeper.training.run_folder import FolderLock, check_free
+    from minillm.deeper.training.tensor_parallel import check_tensor_parallel
+    from minillm.deeper.training.token_file import TokenDataset
     from minillm.model import CausalLM
-    from minillm.pretrained.folder import empty_model
-    from minillm.pretrained.load import check_savable
-    from minillm.tokenizer.bpe import BPETokenizer
-    from minillm.training.distributed import world
-    from minillm.training.run_folder import FolderLock, check_free
-    from minillm.training.tensor_parallel import check_tensor_parallel
-    from minillm.training.token_file import TokenDataset
 
     if not a.resume:
         check_free(a.output_dir, "give --resume to go on, or another --output-dir")
@@ -138,7 +137,7 @@ def _prepare(a: argparse.Namespace) -> tuple[Any, Any]:
 def _model_config(a: argparse.Namespace, tokenizer: Any) -> Any:
     """The config of --init-from, or of the options of the model."""
     from minillm.config import ModelConfig
-    from minillm.pretrained.load import config_of
+    from minillm.deeper.pretrained.load import config_of
 
     if a.init_from is not None:
         return config_of(a.init_from)
@@ -184,8 +183,8 @@ def _model(a: argparse.Namespace, tokenizer: Any) -> Any:
     """
     import torch
 
+    from minillm.deeper.pretrained.load import from_pretrained
     from minillm.model import CausalLM
-    from minillm.pretrained.load import from_pretrained
 
     if a.init_from is not None:
         return from_pretrained(a.init_from, dtype=torch.float32)[0]
@@ -200,7 +199,7 @@ def _model(a: argparse.Namespace, tokenizer: Any) -> Any:
 
 def _config(a: argparse.Namespace) -> Any:
     """The settings of the training: what the options are called there."""
-    from minillm.training.trainer import TrainConfig
+    from minillm.training import TrainConfig
 
     return TrainConfig(
         a.steps,
@@ -225,10 +224,10 @@ def _finish(
     """Save the model where `from_pretrained` finds it, and say how it was made."""
     import torch
 
+    from minillm.deeper.pretrained.load import save_pretrained
+    from minillm.deeper.training import distributed
+    from minillm.deeper.training.checkpoint import load_model_tensors
     from minillm.model import CausalLM
-    from minillm.pretrained.load import save_pretrained
-    from minillm.training import distributed
-    from minillm.training.checkpoint import load_model_tensors
 
     model = CausalLM(trainer.model.config)
     load_model_tensors(model, tensors)
@@ -245,10 +244,10 @@ def _finish(
 
 def _early_text(a: argparse.Namespace, model: Any, tokenizer: Any) -> str:
     """A text of the model now; of a sharded one by a whole copy in process 0: all must call it."""
-    from minillm.generation.sampling import Sampler
+    from minillm.deeper.training import distributed
+    from minillm.deeper.training.checkpoint import load_model_tensors
     from minillm.model import CausalLM
-    from minillm.training import distributed
-    from minillm.training.checkpoint import load_model_tensors
+    from minillm.sampling import Sampler
 
     if distributed.is_sharded(model):
         tensors, place = distributed.whole_tensors(model), next(model.parameters()).device
@@ -274,7 +273,7 @@ def _show(record: dict[str, Any]) -> None:
 
 
 def _tokenizer(folder: Path) -> Any:
-    from minillm.tokenizer.wrapped import load_tokenizer
+    from minillm.deeper.tokenizer.wrapped import load_tokenizer
 
     tokenizer = load_tokenizer(folder)
     if tokenizer is None:

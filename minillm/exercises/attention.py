@@ -46,7 +46,7 @@ class NoShortCut(TorchFunctionMode):
     ) -> Any:
         frame: FrameType | None = sys._getframe(1)  # who asked for this operation
         while frame is not None and frame.f_globals.get("__name__") != __name__:
-            package = frame.f_globals.get("__name__") == "minillm.nn.attention"
+            package = frame.f_globals.get("__name__") == "minillm.attention"
             if package and frame.f_code.co_name in ("attention", "attention_weights"):
                 raise ShortCutError("the package's")
             frame = frame.f_back

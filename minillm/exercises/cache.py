@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from minillm.cache.base import DynamicLayer, KVCache
+from minillm.attention import attention
+from minillm.cache import DynamicLayer, KVCache
 from minillm.exercises import Unsolved, as_given, check_table, check_values, exercise, is_number
-from minillm.nn.attention import attention
-from minillm.nn.rope import RotaryEmbedding
+from minillm.rope import RotaryEmbedding
 
 
 class _Counted(nn.Linear):

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from minillm.exercises import check_values, exercise
-from minillm.training.loss import cross_entropy
+from minillm.training import cross_entropy
 
 
 @exercise(

@@ -10,9 +10,9 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from minillm.attention import attention, build_mask
 from minillm.exercises import exercise
 from minillm.exercises.attention import close, wrong_form
-from minillm.nn.attention import attention, build_mask
 
 
 @exercise(

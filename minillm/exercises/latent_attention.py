@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from minillm.deeper.attention.mla import latent_attention_naive
 from minillm.exercises import Unsolved, exercise
-from minillm.nn.mla import latent_attention_naive
 
 
 def _by_head(k_weight: Tensor, v_weight: Tensor, heads: int) -> Tensor:

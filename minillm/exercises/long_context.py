@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from minillm.deeper.attention.rope_scaling import rope_frequencies
 from minillm.exercises import check_table, check_values, exercise
-from minillm.nn.rope_scaling import rope_frequencies
 
 
 @exercise(

@@ -11,10 +11,10 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from minillm.beyond.lora.adapters import linear_layers
 from minillm.config import ModelConfig
 from minillm.exercises import check_values, exercise
 from minillm.model import CausalLM
-from minillm.nn.adapters import linear_layers
 
 
 def _same(got: Any, wanted: Tensor) -> bool:

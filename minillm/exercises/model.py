@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from minillm.config import ModelConfig
 from minillm.exercises import check_values, exercise
 from minillm.model import CausalLM
-from minillm.nn.rope import RotaryEmbedding
+from minillm.rope import RotaryEmbedding
 
 _SHAPES: tuple[tuple[int, int, int, int, int, dict[str, Any]], ...] = (  # V, C, layers, H, F, more
     (100, 32, 1, 4, 48, {}),

@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from minillm.attention import attention, causal_mask, repeat_kv
 from minillm.exercises import as_given, check_table, check_values, exercise
 from minillm.exercises.attention import NoShortCut, ShortCutError
-from minillm.nn.attention import attention, causal_mask, repeat_kv
-from minillm.nn.multihead import MultiHeadAttention, merge_heads, split_heads
+from minillm.heads import MultiHeadAttention, merge_heads, split_heads
 
 
 def _wrong_heads(x: Tensor, ws: list[Tensor], w_o: Tensor, H: int) -> Iterator[tuple[str, Tensor]]:

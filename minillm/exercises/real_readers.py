@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from minillm.attention import softmax
+from minillm.deeper.pictures.qwen_vl import mrope_positions
 from minillm.exercises import check_table, exercise
-from minillm.models.qwen_vl import mrope_positions
-from minillm.nn.attention import softmax
 
 Layout = list[Any]  # numbers of words, and pairs: rows and columns of a picture's features
 

@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from minillm.attention import attention
+from minillm.deeper.attention.rope_layouts import half_to_interleaved, interleaved_to_half
+from minillm.deeper.attention.rope_scaling import rope_frequencies
 from minillm.exercises import check_table, check_values, exercise
-from minillm.nn.attention import attention
-from minillm.nn.multihead import MultiHeadAttention
-from minillm.nn.rope import RotaryEmbedding, Rotation
-from minillm.nn.rope_layouts import half_to_interleaved, interleaved_to_half
-from minillm.nn.rope_scaling import rope_frequencies
+from minillm.heads import MultiHeadAttention
+from minillm.rope import RotaryEmbedding, Rotation
 
 
 def _draw(*shape: int, seed: int = 0) -> Tensor:

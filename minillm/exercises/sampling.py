@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from minillm.exercises import apart, check_table, check_values, exercise
-from minillm.generation.sampling import Sampler
+from minillm.sampling import Sampler
 
 CASES = (
     [0.5, 0.3, 0.16, 0.02, 0.02],

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from minillm.exercises import as_given, check_table, exercise
 
 if TYPE_CHECKING:
-    from minillm.tokenizer.bpe import BPETokenizer
+    from minillm.bpe import BPETokenizer
 
 Pair = tuple[bytes, bytes]
 
@@ -328,8 +328,7 @@ def gpt2_tokens() -> tuple[bytes, ...]:
 
 @cache
 def _gpt2() -> BPETokenizer:
-    from minillm.tokenizer.bpe import BPETokenizer
-    from minillm.tokenizer.pretokenizer import GPT2_PATTERN
+    from minillm.bpe import GPT2_PATTERN, BPETokenizer
 
     return BPETokenizer({token: i for i, token in enumerate(gpt2_tokens())}, GPT2_PATTERN)
 

@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from minillm.beyond.two_sequences.seq2seq import EncoderDecoder, Seq2SeqConfig, shift_right
 from minillm.exercises import check_table, check_values, exercise
-from minillm.models.seq2seq import EncoderDecoder, Seq2SeqConfig, shift_right
 
 
 def _shape(x: Any) -> str:

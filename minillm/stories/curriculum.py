@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from minillm.deeper.training.documents import DocumentBatches, StoryDocuments
 from minillm.stories.grammar import Chain, Choice, Draw, Node, Table
 from minillm.stories.language import StoryLanguage
-from minillm.training.documents import DocumentBatches, StoryDocuments
 
 DECKS = ("names", "animals", "colors", "things")  # a story draws twice or more from each
 

@@ -12,12 +12,12 @@ import pytest
 import torch
 
 from minillm.cli.main import main
-from minillm.training.checkpoint import checkpoints, load_checkpoint
+from minillm.deeper.training.checkpoint import checkpoints, load_checkpoint
 
 # `python -m minillm train ...`, which says when it comes to the place of its death, and waits there
 CHILD = """
     import os, runpy, sys
-    from minillm.training import checkpoint, run_folder
+    from minillm.deeper.training import checkpoint, run_folder
 
     place = sys.argv.pop(1)
 

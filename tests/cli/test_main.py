@@ -18,19 +18,19 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 from tokenizer_folders import write
 
+from minillm.bpe import BPETokenizer
 from minillm.cli import main as cli
 from minillm.cli.corpus import END, documents, stories
 from minillm.cli.generate import begin_ids, sample_texts
 from minillm.cli.main import main
-from minillm.generation.decoding import generate
-from minillm.generation.sampling import Sampler
+from minillm.deeper.pretrained.load import from_pretrained
+from minillm.deeper.tokenizer.wrapped import load_tokenizer
+from minillm.deeper.training.checkpoint import newest_checkpoint
+from minillm.generation import generate
 from minillm.model import CausalLM
-from minillm.pretrained.load import from_pretrained
+from minillm.sampling import Sampler
 from minillm.stories.language import StoryLanguage
-from minillm.tokenizer.bpe import BPETokenizer
-from minillm.tokenizer.wrapped import load_tokenizer
-from minillm.training.checkpoint import newest_checkpoint
-from minillm.training.evaluation import evaluate
+from minillm.training import evaluate
 
 SMALL = ["--device", "cpu", "--hidden-size", "32", "--layers", "1", "--batch-size", "2", "--quiet"]
 SMALL += ["--warmup", "2", "--lr", "5e-3", "--vocab-size", "1000", "--held-out", "3"]
@@ -311,7 +311,7 @@ def test_train_on_a_text_file(tmp_path, layout, capsys):
     options = [*SMALL, "--layout", layout, "--context-length", 40, "--vocab-size", 290]
     assert train(out, "--steps", 3, "--corpus", text, *options) == 0
     assert "parameters" in capsys.readouterr().out
-    from minillm.training.token_file import TokenDataset
+    from minillm.deeper.training.token_file import TokenDataset
 
     _, tokenizer = from_pretrained(out)
     assert tokenizer.add_bos == (layout != "windows")  # a window begins anywhere

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from minillm.bpe import BPETokenizer
 from minillm.cli import main as cli
 from minillm.cli.corpus import END, documents_to_learn, held_out_texts
 from minillm.cli.main import main
 from minillm.cli.options import check_training, words_of
-from minillm.pretrained.load import from_pretrained
-from minillm.tokenizer.bpe import BPETokenizer
-from minillm.training.scoring import evaluate_text
-from minillm.training.trainer import Trainer
+from minillm.deeper.pretrained.load import from_pretrained
+from minillm.deeper.training.scoring import evaluate_text
+from minillm.training import Trainer
 
 ROOT = Path(__file__).resolve().parents[2]
 TINY = ["--device", "cpu", "--hidden-size", "16", "--num-hidden-layers", "1", "--quiet"]

@@ -12,15 +12,15 @@ import sys
 import pytest
 import torch
 
+from minillm.bpe import BPETokenizer
 from minillm.cli import main as cli
 from minillm.cli.main import main
 from minillm.config import ModelConfig
-from minillm.generation import conversation as conversations
-from minillm.generation.conversation import Conversation
-from minillm.generation.sampling import Sampler
+from minillm.deeper.generation import conversation as conversations
+from minillm.deeper.generation.conversation import Conversation
+from minillm.deeper.pretrained.load import from_pretrained, save_pretrained
 from minillm.model import CausalLM
-from minillm.pretrained.load import from_pretrained, save_pretrained
-from minillm.tokenizer.bpe import BPETokenizer
+from minillm.sampling import Sampler
 
 CHATML = (
     "{% if messages | selectattr('role', 'equalto', 'user') | list | length > 3 %}"

@@ -12,13 +12,13 @@ import pytest
 import torch
 from tqdm import tqdm
 
+from minillm.bpe import BPETokenizer
 from minillm.cli import terminal, train
 from minillm.cli.main import main
 from minillm.cli.terminal import show, tell, visible
 from minillm.config import ModelConfig
+from minillm.deeper.pretrained.load import save_pretrained
 from minillm.model import CausalLM
-from minillm.pretrained.load import save_pretrained
-from minillm.tokenizer.bpe import BPETokenizer
 
 CLIPBOARD = "\x1b]52;c;cm0=\x07"
 TITLE = "\x1b]0;root\x07"

@@ -3,10 +3,9 @@
 import numpy as np
 import pytest
 
+from minillm.bpe import GPT4_PATTERN, BPETokenizer
 from minillm.exercises import grade
 from minillm.exercises.chat_templates import _TALKS, WRITTEN, _chatml, _mask
-from minillm.tokenizer.bpe import BPETokenizer
-from minillm.tokenizer.pretokenizer import GPT4_PATTERN
 
 
 def by_hand(messages, add_generation_prompt):

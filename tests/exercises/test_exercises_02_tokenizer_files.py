@@ -6,11 +6,11 @@ import string
 
 from tokenizers import Tokenizer
 
+from minillm.bpe import BPETokenizer
+from minillm.deeper.tokenizer.hf_json import spell, splits, to_json
+from minillm.deeper.tokenizer.vocabulary import find_merges
 from minillm.exercises import grade
 from minillm.exercises.tokenizer_files import EFFECTS, _closure
-from minillm.tokenizer.bpe import BPETokenizer
-from minillm.tokenizer.hf_json import spell, splits, to_json
-from minillm.tokenizer.vocabulary import find_merges
 
 
 def read_ranks(lines):

@@ -6,8 +6,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from minillm.attention import attention, attention_weights, causal_mask, softmax
 from minillm.exercises import grade
-from minillm.nn.attention import attention, attention_weights, causal_mask, softmax
 
 
 def attend(q, k, v, root=None, mask=None, dim=-1):

@@ -3,7 +3,7 @@
 import torch
 import torch.nn.functional as F
 
-from minillm.nn.attention import attention, build_mask, softmax
+from minillm.attention import attention, build_mask, softmax
 
 
 def warm(x, temperature):

@@ -4,8 +4,8 @@ import math
 
 import torch
 
-from minillm.nn.attention import attention, causal_mask
-from minillm.nn.multihead import MultiHeadAttention
+from minillm.attention import attention, causal_mask
+from minillm.heads import MultiHeadAttention
 
 
 def multi_head(x, w_q, w_k, w_v, w_o, heads, *, scale=None, causal=True, dim=-1, diagonal=0):

@@ -4,7 +4,7 @@ import math
 
 import torch
 
-from minillm.nn.mla import latent_attention_naive
+from minillm.deeper.attention.mla import latent_attention_naive
 
 
 def compress(k, v, heads, rank):

@@ -2,10 +2,10 @@
 
 import torch
 
-from minillm.nn.attention import attention
-from minillm.nn.rope import RotaryEmbedding
-from minillm.nn.rope_layouts import half_to_interleaved, interleaved_to_half
-from minillm.nn.rope_scaling import rope_frequencies
+from minillm.attention import attention
+from minillm.deeper.attention.rope_layouts import half_to_interleaved, interleaved_to_half
+from minillm.deeper.attention.rope_scaling import rope_frequencies
+from minillm.rope import RotaryEmbedding
 
 SAME = {
     "query at 17, key at 10": True,

@@ -4,7 +4,7 @@ import math
 
 import torch
 
-from minillm.nn.rope_scaling import rope_frequencies
+from minillm.deeper.attention.rope_scaling import rope_frequencies
 
 SLOWER = {
     ("linear", 0): 4,

@@ -296,7 +296,7 @@ def test_other_right_answers_are_right():
 
 
 def test_the_predictions_are_what_the_modules_do():
-    from minillm.nn.layers import LayerNorm, RMSNorm
+    from minillm.layers import LayerNorm, RMSNorm
 
     x = torch.randn(2, 3, 8, generator=torch.Generator().manual_seed(0))
     rms, layer_norm = RMSNorm(8, eps=1e-12), LayerNorm(8, eps=1e-12)

@@ -5,7 +5,7 @@ import torch.nn.functional as F
 
 from minillm.exercises import grade
 from minillm.exercises.train import _loop
-from minillm.training.data import get_batch
+from minillm.training import get_batch
 
 
 def targets(rows, pad):
@@ -56,7 +56,7 @@ QUESTIONS = list(EXPECTED)
 
 
 def test_the_expected_numbers_are_those_of_the_parts():
-    from minillm.training.optim import AdamW, clip_grad_norm
+    from minillm.training import AdamW, clip_grad_norm
 
     logits = torch.zeros(1, 2000, dtype=torch.float64, requires_grad=True)
     loss = F.cross_entropy(logits, torch.tensor([7]))
@@ -85,7 +85,7 @@ def train_right(model, optimizer, batches):
 
 def cleared_after(model, optimizer, batches):
     """As right: cleared after each step, the loss by hand."""
-    from minillm.training.optim import clip_grad_norm
+    from minillm.training import clip_grad_norm
 
     for inputs, targets in batches:
         loss = F.cross_entropy(model(inputs).mT, targets)

@@ -2,8 +2,8 @@
 
 import torch
 
+from minillm.deeper.training.muon import equalize
 from minillm.exercises import grade
-from minillm.training.muon import equalize
 
 A, B, C = 3.4445, -4.7750, 2.0315
 

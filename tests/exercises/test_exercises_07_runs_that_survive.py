@@ -10,11 +10,10 @@ import pytest
 import torch
 from torch import nn
 
+from minillm.deeper.training.run import Run
 from minillm.exercises import grade
 from minillm.exercises.runs_that_survive import KILLED
-from minillm.training.data import WindowBatches
-from minillm.training.run import Run
-from minillm.training.trainer import TrainConfig, Trainer
+from minillm.training import TrainConfig, Trainer, WindowBatches
 
 
 class Snapshot:

@@ -2,8 +2,8 @@
 
 import torch
 
+from minillm.attention import attention
 from minillm.exercises import grade
-from minillm.nn.attention import attention
 
 
 class Head:

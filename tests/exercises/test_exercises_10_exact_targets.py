@@ -4,7 +4,7 @@ import math
 from collections import Counter
 from fractions import Fraction
 
-from minillm.training.loss import cross_entropy
+from minillm.training import cross_entropy
 
 
 def ignorance(cards, drawn):

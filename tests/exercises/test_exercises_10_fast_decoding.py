@@ -5,7 +5,7 @@ from dataclasses import replace
 import torch
 
 from minillm.config import ModelConfig
-from minillm.generation.decoding import generate
+from minillm.generation import generate
 from minillm.model import CausalLM
 
 ONE = "one call: prompt of 10, 50 new tokens"

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minillm.exercises.your_own_part import HAPPENS
-from minillm.training.loss import cross_entropy
+from minillm.training import cross_entropy
 
 
 def blocker(forbidden):

@@ -3,7 +3,7 @@
 import torch
 import torch.nn.functional as F
 
-from minillm.models.seq2seq import shift_right
+from minillm.beyond.two_sequences.seq2seq import shift_right
 
 HELD = {
     "keys in a layer's memory after 1 target token, 20 source tokens": 20,

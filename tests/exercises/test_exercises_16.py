@@ -3,9 +3,9 @@
 import pytest
 import torch
 
+from minillm.beyond.pictures.vision import cut_patches
 from minillm.exercises import grade
 from minillm.exercises.pictures import COSTS, picture_mask, pixel_shuffle
-from minillm.models.vision import cut_patches
 
 PATCHES, VECTORS, WEIGHTS, DOUBLED, SCORES, BYTES = COSTS
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from minillm.generation.decoding import generate
-from minillm.pretrained.gguf import read_header
-from minillm.pretrained.load import from_pretrained
+from minillm.deeper.pretrained.gguf import read_header
+from minillm.deeper.pretrained.load import from_pretrained
+from minillm.generation import generate
 
 CHAT = [{"role": "user", "content": "Why is the sky blue?"}]
 

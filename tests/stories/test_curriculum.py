@@ -6,15 +6,13 @@ from collections import defaultdict
 import pytest
 import torch
 
+from minillm.bpe import BPETokenizer
 from minillm.config import ModelConfig
+from minillm.deeper.training.documents import DocumentBatches, StoryDocuments
 from minillm.model import CausalLM
 from minillm.stories.curriculum import ExactBatches, draws
 from minillm.stories.language import StoryLanguage
-from minillm.tokenizer.bpe import BPETokenizer
-from minillm.training.documents import DocumentBatches, StoryDocuments
-from minillm.training.evaluation import token_byte_lengths
-from minillm.training.loss import cross_entropy
-from minillm.training.trainer import TrainConfig, Trainer
+from minillm.training import TrainConfig, Trainer, cross_entropy, token_byte_lengths
 
 END = "<|endoftext|>"
 GRAMMAR = """

@@ -13,9 +13,9 @@ from training_runs import (
     needs_unix,
 )
 
-from minillm.checks import check_settings
-from minillm.training.data import RowBatches, WindowBatches, get_batch, pad_rows
-from minillm.training.token_file import TokenDataset
+from minillm.deeper.training.token_file import TokenDataset
+from minillm.support.checks import check_settings
+from minillm.training import RowBatches, WindowBatches, get_batch, pad_rows
 
 
 def test_get_batch_shifts_by_one_and_reaches_both_ends():
@@ -79,7 +79,7 @@ def test_token_files_are_streamed_and_mapped(tmp_path, vocab_size, dtype):
 def test_writing_tokens_keeps_the_memory_small(tmp_path):
     code = """
         import resource, sys
-        from minillm.training.token_file import TokenDataset
+        from minillm.deeper.training.token_file import TokenDataset
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         data = TokenDataset.write(sys.argv[1], ([7] * 1000 for _ in range(8000)),
                                   vocab_size=100, eos_token_id=0)

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from training_runs import Letters
 
-from minillm.training.evaluation import evaluate, token_byte_lengths
+from minillm.training import evaluate, token_byte_lengths
 
 
 def test_evaluate_counts_all_nats_over_all_bytes():

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from training_runs import V
 
-from minillm.training.loss import cross_entropy
+from minillm.training import cross_entropy
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
@@ -66,9 +66,9 @@ def test_the_rare_losses_are_looked_up_when_they_come():
     code = """
         import sys
         import torch
-        from minillm.training.loss import cross_entropy
+        from minillm.training import cross_entropy
 
-        rare = {"minillm.training.expected_loss", "minillm.training.half_precision"}
+        rare = {"minillm.deeper.training.expected_loss", "minillm.deeper.training.half_precision"}
         logits = torch.zeros(2, 3)
         cross_entropy(logits, torch.tensor([1, 2]))
         assert not rare & sys.modules.keys()

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from torch import nn
 from training_runs import Tiny
 
-from minillm.training.optim import AdamW, clip_grad_norm, cosine_schedule, decay_groups
+from minillm.training import AdamW, clip_grad_norm, cosine_schedule, decay_groups
 
 
 @pytest.mark.parametrize("decay", [0.0, 0.3])

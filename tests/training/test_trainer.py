@@ -15,13 +15,19 @@ import torch.nn.functional as F
 from torch import nn
 from training_runs import TOKENS, Failing, Listed, Stop, Tiny, V, make, records, same, tiny, weights
 
-from minillm.device import rng_state, set_rng_state
-from minillm.training import trainer as trainer_module
-from minillm.training.checkpoint import load_checkpoint
-from minillm.training.data import WindowBatches, get_batch
-from minillm.training.optim import AdamW, cosine_schedule, decay_groups
-from minillm.training.run import Run
-from minillm.training.trainer import TrainConfig, Trainer
+from minillm import training as trainer_module
+from minillm.deeper.training.checkpoint import load_checkpoint
+from minillm.deeper.training.run import Run
+from minillm.support.device import rng_state, set_rng_state
+from minillm.training import (
+    AdamW,
+    TrainConfig,
+    Trainer,
+    WindowBatches,
+    cosine_schedule,
+    decay_groups,
+    get_batch,
+)
 
 
 def test_a_step_without_targets_leaves_the_weights_and_goes_on():
@@ -462,8 +468,8 @@ def test_a_trainer_without_a_folder_needs_the_core_alone():
     code = """
         import sys
         import torch
-        from minillm.training.data import WindowBatches
-        from minillm.training.trainer import TrainConfig, Trainer
+        from minillm.training import WindowBatches
+        from minillm.training import TrainConfig, Trainer
 
         source = WindowBatches(torch.arange(9), 2, 4)
         Trainer(torch.nn.Embedding(9, 9), source, TrainConfig(2), progress=False).train()

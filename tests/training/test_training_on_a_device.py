@@ -9,19 +9,17 @@ from family_checkpoints import FAMILY_CONFIGS
 from pretended_device import PretendedDevice, PretendedTensor, same_there
 from training_runs import TOKENS, V, make, tiny
 
+from minillm.beyond.answers.conversations import ConversationBatches
+from minillm.beyond.answers.sft import Example, Isolated
+from minillm.beyond.experts.balance import RouterBalance
+from minillm.beyond.lora.adapters import add_lora, merge, remove_lora
+from minillm.bpe import BPETokenizer
 from minillm.config import ModelConfig
-from minillm.generation.decoding import generate
+from minillm.deeper.pretrained.adapters import load_adapter, save_adapter
+from minillm.deeper.pretrained.load import from_pretrained, save_pretrained
+from minillm.generation import generate
 from minillm.model import CausalLM
-from minillm.nn.adapters import add_lora, merge, remove_lora
-from minillm.pretrained.adapters import load_adapter, save_adapter
-from minillm.pretrained.load import from_pretrained, save_pretrained
-from minillm.tokenizer.bpe import BPETokenizer
-from minillm.training.balance import RouterBalance
-from minillm.training.conversations import ConversationBatches
-from minillm.training.data import WindowBatches
-from minillm.training.evaluation import evaluate
-from minillm.training.loss import cross_entropy
-from minillm.training.sft import Example, Isolated
+from minillm.training import WindowBatches, cross_entropy, evaluate
 
 SETTINGS = {
     "fused": {},

@@ -4,8 +4,8 @@ import base64
 import string
 from collections.abc import Collection, Mapping
 
-from minillm.tokenizer.hf_json import spell, splits
-from minillm.tokenizer.vocabulary import find_merges
+from minillm.deeper.tokenizer.hf_json import spell, splits
+from minillm.deeper.tokenizer.vocabulary import find_merges
 
 
 def _closure(wanted: Collection[bytes], parts: Mapping[bytes, tuple[bytes, bytes]]) -> set[bytes]:

@@ -5,7 +5,7 @@ import math
 import torch
 import torch.nn.functional as F
 
-from minillm.nn.attention import causal_mask, softmax
+from minillm.attention import causal_mask, softmax
 
 
 def attend(q, k, v, root=None, mask=None, dim=-1):

@@ -2,9 +2,9 @@
 
 import torch
 
-from minillm.nn.attention import attention
-from minillm.nn.rope import RotaryEmbedding
-from minillm.nn.rope_layouts import half_to_interleaved, interleaved_to_half
+from minillm.attention import attention
+from minillm.deeper.attention.rope_layouts import half_to_interleaved, interleaved_to_half
+from minillm.rope import RotaryEmbedding
 
 SAME = {
     "query at 17, key at 10": True,

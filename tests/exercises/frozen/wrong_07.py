@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from minillm.training.data import get_batch
+from minillm.training import get_batch
 
 Batches = list[tuple[Tensor, Tensor]]
 

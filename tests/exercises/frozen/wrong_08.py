@@ -2,7 +2,7 @@
 
 import torch
 
-from minillm.nn.attention import attention
+from minillm.attention import attention
 
 
 class Head:

@@ -3,7 +3,7 @@
 import math
 from collections import Counter
 
-from minillm.training.loss import cross_entropy
+from minillm.training import cross_entropy
 
 
 def ignorance(cards, drawn):

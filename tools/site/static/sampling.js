@@ -1,4 +1,4 @@
-// The distribution that is drawn from, as minillm.generation.sampling computes it (chapter 09):
+// The distribution that is drawn from, as minillm.sampling computes it (chapter 09):
 // temperature, then top-k, top-p, min-p, then the softmax. Temperature 0 is greedy.
 
 export function softmax(logits) {

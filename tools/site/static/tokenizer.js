@@ -1,5 +1,5 @@
 // The course's byte-pair tokenizer (chapter 02) in plain JavaScript: text to ids and back, equal to
-// minillm.tokenizer for a tokenizer.json that the course has saved (ids are ranks).
+// minillm.BPETokenizer for a tokenizer.json that the course has saved (ids are ranks).
 
 // White space as Unicode and the package have it; JavaScript's \s is another set.
 const SPACE = "\\t-\\r \\x85\\xa0\\u1680\\u2000-\\u200a\\u2028\\u2029\\u202f\\u205f\\u3000";

@@ -1,0 +1,1 @@
+"""Training on conversations and on examples with answers."""

@@ -1,0 +1,1 @@
+"""A decoding step that leaves Python."""

@@ -1,0 +1,1 @@
+"""Small trainable matrices beside frozen ones."""

@@ -1,0 +1,1 @@
+"""Layers with a state instead of a cache that grows: Mamba."""

@@ -1,1 +1,0 @@
-"""Keys and values of the past, kept in one of five ways; `minillm.cache.base` is the core."""

@@ -1,0 +1,1 @@
+"""Attention in tiles, latent attention, stretched rotations."""

@@ -1,0 +1,1 @@
+"""The other kinds of cache: static, sliding, paged, quantized."""

@@ -1,0 +1,42 @@
+"""The kinds of caches by name; all but the one that grows are told in deeper/08_serving_caches.
+
+Written by hand.
+"""
+
+import importlib
+from collections.abc import Callable
+from functools import partial
+
+from minillm.cache import CacheLayer
+from minillm.support.checks import check_sizes
+
+CACHE_KINDS = {  # where the class of each kind stands; it is imported when it is asked for
+    "dynamic": "minillm.cache.DynamicLayer",
+    "static": "minillm.deeper.caches.static.StaticLayer",
+    "sliding": "minillm.deeper.caches.sliding.SlidingLayer",
+    "paged": "minillm.deeper.caches.paged.PagedLayer",
+    "quantized": "minillm.deeper.caches.quantized.QuantizedLayer",
+}
+
+
+def layer_maker(
+    kind: str, *, window: int | None = None, block_size: int = 16
+) -> Callable[..., CacheLayer]:
+    """What makes one layer's cache of a kind, from the sizes that all kinds have.
+
+    Args:
+        window: how many positions a query reads, itself included. "sliding" needs it and keeps no
+            more; the other kinds keep everything and leave the window to the mask.
+        block_size: positions in a block of a "paged" cache.
+    Raises: ValueError for an unknown kind, a size below 1, a sliding cache without its window.
+    """
+    if kind not in CACHE_KINDS:
+        raise ValueError(f"no cache kind {kind!r}; there are {', '.join(CACHE_KINDS)}")
+    check_sizes(window=window, block_size=block_size)
+    module, _, name = CACHE_KINDS[kind].rpartition(".")
+    make = getattr(importlib.import_module(module), name)
+    if kind == "sliding":
+        if window is None:
+            raise ValueError("a sliding cache needs window")
+        return partial(make, window=window)
+    return partial(make, block_size=block_size) if kind == "paged" else make

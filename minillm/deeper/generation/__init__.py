@@ -1,0 +1,1 @@
+"""Beams, guesses, streams of text, conversations."""

@@ -1,0 +1,53 @@
+"""Sampling from a large vocabulary: top-p without sorting it, draws without adding it up.
+
+Explained in notebooks/deeper/09_fast_sampling.ipynb.
+"""
+
+# Built from notebooks/deeper/09_fast_sampling.ipynb: edit there, then make build.
+
+import math
+
+import torch
+from torch import Tensor
+
+from minillm.support.checks import finite_maximum
+
+__all__ = ["bucket_top_p", "draw_exponential", "draw_gumbel"]
+
+
+def _bucket(x: Tensor) -> Tensor:
+    """Which of 16,384 buckets, by distance from the best logit of a row; 0 holds the best."""
+    return ((finite_maximum(x) - x) * 1024).clamp(max=16_383).long()
+
+
+def bucket_top_p(logits: Tensor, p: float) -> Tensor:
+    """The tokens of `top_p`; only the bucket in which p is crossed is sorted.
+
+    Shape: (B, V) -> (B, V).
+    Raises: ValueError for a row without a finite maximum.
+    """
+    x = logits.float()
+    bucket = _bucket(x)
+    probabilities = x.softmax(-1)
+    mass = x.new_zeros(len(x), 16_384).scatter_add_(-1, bucket, probabilities)
+    above = mass.cumsum(-1) - mass
+    crossed = (above < p).sum(-1, keepdim=True) - 1
+    keep, inside = bucket < crossed, bucket == crossed
+    size = int(inside.sum(-1).amax())
+    best, ids = x.masked_fill(~inside, -math.inf).topk(size, dim=-1)
+    shares = probabilities.gather(-1, ids).masked_fill(best == -math.inf, 0)
+    before = above.gather(-1, crossed) + shares.cumsum(-1) - shares
+    keep.scatter_(-1, ids, torch.where(best == -math.inf, keep.gather(-1, ids), before < p))
+    return logits.masked_fill(~keep, -math.inf)
+
+
+def draw_exponential(probabilities: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
+    """A race of exponential clocks: argmax of p / E with E ~ Exp(1). Shape: (B, V) -> (B,)."""
+    clocks = torch.empty_like(probabilities).exponential_(generator=generator)
+    return (probabilities / clocks.clamp(min=torch.finfo(clocks.dtype).tiny)).argmax(-1)
+
+
+def draw_gumbel(logits: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
+    """Argmax of logits + Gumbel noise. Shape: (B, V) -> (B,)."""
+    clocks = torch.empty_like(logits).exponential_(generator=generator)
+    return (logits - clocks.clamp(min=torch.finfo(clocks.dtype).tiny).log()).argmax(-1)

@@ -1,0 +1,1 @@
+"""Qwen's reader of pictures."""

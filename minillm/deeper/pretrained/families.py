@@ -1,0 +1,228 @@
+"""`config.json` of every family and age: read to the arguments of `ModelConfig`, and written back.
+
+What a family spells in its own way stands in its `Family`, in `minillm.beyond.families`. Used by
+`ModelConfig.from_dict` and `ModelConfig.to_dict`; written by hand, not built.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from dataclasses import asdict, fields, is_dataclass
+from typing import Any
+
+from minillm.config import ModelConfig
+from minillm.support.checks import SWITCH, TABLE, TEXT, Kind, any_of, check_kind, list_of, whole
+from minillm.support.family import SCALING, Family, family_of
+
+# Keys that change what a model computes: the values that we compute, and what others mean.
+_SUPPORTED = {
+    "alibi": ((False,), "ALiBi positions"),
+    "scale_attn_weights": ((True,), "unscaled attention scores"),
+    "scale_attn_by_inverse_layer_idx": ((False,), "attention scores scaled by layer"),
+    "add_cross_attention": ((False,), "cross-attention"),
+    "partial_rotary_factor": ((1.0,), "rotating only a part of each head"),
+    "rope_interleaved": ((False,), "weights stored for the interleaved rotation"),
+    "use_mrope": ((False,), "positions of several axes"),
+    "is_encoder_decoder": ((False,), "an encoder beside the decoder"),
+    "use_bidirectional_attention": ((False,), "attention to later tokens"),
+    "quantization_config": ((), "quantized weights"),
+    "scoring_func": (("sigmoid",), "scores of experts that are no sigmoids"),
+    "topk_method": (("noaux_tc",), "groups of experts judged in another way"),
+}
+
+
+# Hugging Face's names of activations that have another with us.
+ACTIVATION_NAMES = {
+    "gelu_tanh": "gelu_pytorch_tanh",
+    "gelu_sigmoid": "quick_gelu",
+    "relu_squared": "relu2",
+}
+
+
+_AUTO: Kind = "'auto'", lambda x: x == "auto"
+
+# What a config.json may hold under keys that a config has not; null stands for "not said".
+_KINDS: dict[str, Kind] = {
+    **dict.fromkeys(["original_max_position_embeddings", "conv_kernel", "expand"], whole(1)),
+    **dict.fromkeys(["state_size", "num_heads", "n_groups", "chunk_size"], whole(1)),
+    **dict.fromkeys(["mamba_d_state", "mamba_d_conv", "mamba_expand", "mamba_n_heads"], whole(1)),
+    **dict.fromkeys(["mamba_n_groups", "mamba_chunk_size"], whole(1)),
+    **dict.fromkeys(["time_step_rank", "mamba_d_head"], any_of(_AUTO, whole(1))),
+    **dict.fromkeys(["max_window_layers", "num_local_experts"], whole(0)),
+    **dict.fromkeys(["use_bias", "use_conv_bias", "residual_in_fp32"], SWITCH),
+    **dict.fromkeys(["mamba_proj_bias", "mamba_conv_bias", "use_sliding_window"], SWITCH),
+    **dict.fromkeys(["new_decoder_architecture", "multi_query"], SWITCH),
+    "hidden_act": TEXT,
+    **dict.fromkeys(["architectures", "layer_types"], list_of(TEXT)),
+    "rope_parameters": TABLE,
+}
+
+
+def check_value(key: str, value: Any) -> None:
+    """Raises: ValueError for a value that no config may hold under that key."""
+    if value is not None:
+        check_kind(key, value, ModelConfig.kinds[key])
+
+
+# Keys without effect on the logits of a finished model.
+_SILENT = {
+    *"_name_or_path architectures auto_map dtype torch_dtype transformers_version".split(),
+    *"use_cache pretraining_tp task_specific_params gradient_checkpointing return_dict".split(),
+    *"resid_pdrop embd_pdrop hidden_dropout reorder_and_upcast_attn n_ctx qk_head_dim".split(),
+    *"summary_activation summary_type summary_use_proj summary_proj_to_labels".split(),
+    *"summary_first_dropout apply_residual_connection_post_layernorm output_past".split(),
+    *"num_nextn_predict_layers output_router_logits router_jitter_noise ep_size".split(),
+    *"aux_loss_alpha seq_aux num_mtp_layers rope_parameters model_max_length".split(),
+    # how layers with a state begin, and by which of several equal ways they are computed
+    *"time_step_min time_step_max time_step_floor time_step_scale time_step_init_scheme".split(),
+    *"rescale_prenorm_residual use_mambapy use_associative_scan num_logits_to_keep".split(),
+    "z_loss_coefficient",
+    # who made the file and with what; the ids of further tokens
+    *"_model_name_or_path _commit_hash _attn_implementation _num_labels is_llama_config".split(),
+    *"is_decoder tokenizer_class transformers.js_config unsloth_version unsloth_fixed".split(),
+    *"hidden_activation chunk_size_feed_forward unk_token_id sep_token_id cls_token_id".split(),
+    *"mask_token_id decoder_start_token_id".split(),
+    # what a call returns, what another task would name its classes
+    *"output_hidden_states output_attentions return_dict_in_generate torchscript".split(),
+    *"id2label label2id problem_type finetuning_task classifier_dropout".split(),
+    # older files say here how to generate; we read of generation_config.json the end tokens only
+    *"do_sample temperature top_k top_p typical_p repetition_penalty max_length min_length".split(),
+    *"num_beams num_return_sequences length_penalty no_repeat_ngram_size".split(),
+    *"early_stopping max_new_tokens".split(),
+}
+
+
+def read_config(data: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of `ModelConfig` from a `config.json` of whatever family and age.
+
+    Raises: ValueError if the model computes something that we do not, or if a size is missing.
+    """
+    if not isinstance(data, Mapping):
+        raise ValueError(f"a config is a table of keys and values, not {data!r}")
+    family = family_of(data.get("model_type"))
+    config = family.config or ModelConfig
+    known = {f.name for f in fields(config)}
+    if not family.architecture:  # a family that was added to `FAMILIES`: its files have our keys
+        _warn_of(data.keys() - known - _SILENT)
+        return {key: value for key, value in data.items() if key in known}
+    _check_computed(data, config)
+    theirs = {v: k for k, v in family.spelling.items()}
+    found = {theirs.get(k, k): v for k, v in data.items() if k not in _SUPPORTED and v is not None}
+    for key, value in found.items():
+        if kind := {**_KINDS, **config.kinds}.get(key):
+            check_kind(family.spelling.get(key, key), value, kind)
+    _check_sizes(found, family, config)
+    found |= {key: value for key, value in family.usual.items() if key not in data}
+    if config.positions == "rotary":
+        _read_rope(found, data, family)
+    _read_window(found, family)
+    if found.get("pad_token_id") == -1:
+        del found["pad_token_id"]  # early files of Llama's say so
+    if family.read is not None:
+        family.read(found, data)
+    foreign = set() if family.windowed else {"sliding_window"}
+    if config.positions == "none":
+        foreign |= set(family.unwritten.split())
+    _warn_of((found.keys() - known - _SILENT) | (found.keys() & foreign))
+    return {k: v for k, v in found.items() if k in known - foreign}
+
+
+def _warn_of(strange: set[str]) -> None:
+    if strange:
+        names = ", ".join(sorted(strange))
+        warnings.warn(f"config keys that are not used: {names}", stacklevel=4)
+
+
+def _check_computed(data: Mapping[str, Any], config: type[ModelConfig]) -> None:
+    """Raises: ValueError for a key that asks for another arithmetic than ours."""
+    for key, (ours, meaning) in _SUPPORTED.items():
+        if key in config.__dataclass_fields__:  # Bamba's; transformers takes it to be 0.5,
+            ours = (0.5,)  # whatever is said here
+        if data.get(key) is not None and data[key] not in ours:
+            raise ValueError(f"{key}={data[key]!r:.60} is not supported: {meaning}")
+
+
+def _check_sizes(found: Mapping[str, Any], family: Family, config: type[ModelConfig]) -> None:
+    """Raises: ValueError, with the keys as the file spells them, for sizes that lack."""
+    sizes = ["vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads"]
+    if config.positions == "none":
+        sizes.remove("num_attention_heads")
+    if missing := [family.spelling.get(key, key) for key in sizes if key not in found]:
+        raise ValueError(f"a {found['model_type']} config lacks {', '.join(missing)}")
+
+
+def _read_rope(found: dict[str, Any], data: Mapping[str, Any], family: Family) -> None:
+    """One base and one scaling, from `rope_theta` and `rope_scaling` or from `rope_parameters`."""
+    both = {**(data.get("rope_scaling") or {}), **(data.get("rope_parameters") or {})}
+    if any(isinstance(v, dict) for v in both.values()):
+        raise ValueError(f"rope_parameters that differ by layer are not supported: {both}")
+    for key, value in both.items():
+        if value is not None and key in SCALING:
+            check_kind(f"rope_parameters: {key}", value, SCALING[key])
+    part = both.pop("partial_rotary_factor", None)
+    if family.config is not None and "partial_rotary_factor" in family.config.__dataclass_fields__:
+        found["partial_rotary_factor"] = float(0.5 if part is None else part)
+    elif part not in (None, 1.0):
+        raise ValueError("rope_parameters: rotating only a part of each head is not supported")
+    theta = both.pop("rope_theta", data.get("rope_theta"))
+    if theta is None:
+        theta = family.usual.get("rope_theta", 1e4)
+        warnings.warn(
+            f"the config gives no rope_theta: {theta}, as transformers does", stacklevel=4
+        )
+    kind = both.pop("rope_type", both.pop("type", "default"))
+    both.pop("type", None)
+    found["rope_theta"] = float(theta)
+    found["rope_scaling"] = None
+    if kind != "default":
+        if kind in ("llama3", "yarn"):
+            key = "original_max_position_embeddings"
+            inside = both.get(key, data.get("max_position_embeddings"))
+            both[key] = found.pop(key, inside)  # one outside counts, as in transformers
+        found["rope_scaling"] = {"rope_type": kind, **both}
+
+
+def _read_window(found: dict[str, Any], family: Family) -> None:
+    """A window that the file does not use goes. Raises: ValueError for one of some layers only."""
+    types = set(found.pop("layer_types", ()))
+    first, usual = found.pop("max_window_layers", None), family.usual.get("max_window_layers")
+    if usual is None or first is None:
+        first = usual or 0  # so many layers have none
+    if not found.pop("use_sliding_window", family.usual.get("use_sliding_window", True)):
+        found.pop("sliding_window", None)
+    if found.get("sliding_window") is None:
+        return
+    if types == {"full_attention"} or (not types and first >= found["num_hidden_layers"]):
+        del found["sliding_window"]
+    elif len(types) > 1 or (not types and first > 0):
+        raise ValueError("a sliding window for some of the layers only is not supported")
+
+
+def write_config(config: ModelConfig) -> dict[str, Any]:
+    """A `config.json` that transformers 4 and 5 read."""
+    family = config.family
+    data = {f.name: _plain(getattr(config, f.name)) for f in fields(config)}
+    if not family.architecture:  # a family that was added to `FAMILIES`: our keys as they are
+        return data
+    for key in ["rms_norm_eps", "rope_theta", "attention_dropout", "initializer_range"]:
+        data[key] = float(data[key])  # transformers 5 takes no whole number there
+    for key in data.keys() & {"routed_scaling_factor", "router_aux_loss_coef"}:
+        data[key] = float(data[key])
+    data["hidden_act"] = ACTIVATION_NAMES.get(data["hidden_act"], data["hidden_act"])
+    drop = set(family.unwritten.split())
+    if config.sliding_window is None and "sliding_window" not in family.usual:
+        drop.add("sliding_window")
+    data = {family.spelling.get(k, k): v for k, v in data.items() if k not in drop}
+    if family.write is not None:
+        family.write(config, data)
+    return {"architectures": [family.architecture], **data}
+
+
+def _plain(value: Any) -> Any:
+    """A value of a config as JSON has it."""
+    if isinstance(value, tuple):
+        return list(value)
+    if isinstance(value, Mapping):
+        return dict(value)
+    return asdict(value) if is_dataclass(value) and not isinstance(value, type) else value

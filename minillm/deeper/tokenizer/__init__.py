@@ -1,0 +1,1 @@
+"""Fast training of merges, files of other libraries, chat templates."""

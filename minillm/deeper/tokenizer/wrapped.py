@@ -1,0 +1,322 @@
+"""Tokenizers that are no plain byte-level BPE, such as SentencePiece's: read by `tokenizers`.
+
+`WrappedTokenizer` puts that library behind the methods of `BPETokenizer`, so that generation,
+evaluation and saving need not know which they have; `load_tokenizer` says which class reads the
+tokenizer of a folder. Written by hand, not built.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cached_property, partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from minillm.bpe import BEGIN_TOKENS, END_TOKENS, BPETokenizer, well_formed
+from minillm.deeper.tokenizer.bulk import StreamDecoder
+from minillm.deeper.tokenizer.chat_template import render_chat
+from minillm.deeper.tokenizer.hf_json import DIGEST, NAMES, read_config, read_tokenizer, unspell
+from minillm.support.checks import quoted
+from minillm.support.files import transaction, write_json
+
+if TYPE_CHECKING:
+    from tokenizers.decoders import Decoder
+
+if TYPE_CHECKING:
+    import tokenizers
+
+    from minillm.bpe import Allowed
+
+_BYTE = re.compile(r"<0x([0-9A-F]{2})>")
+
+
+_KNOWN = ("ByteLevel", "ByteFallback", "Metaspace", "Replace", "Fuse", "Strip")
+
+
+def token_reader(decoder: Decoder | None) -> Callable[[str], bytes]:
+    """The function from a token to its bytes; where the token stands makes no difference.
+
+    The library's own decoder gives text only, and gives U+FFFD for a token that is a part of a
+    character. Raises: ValueError for a decoder of another kind, or one that replaces by a regex.
+    """
+    steps = [] if decoder is None else [json.loads(decoder.__getstate__())]
+    if steps and steps[0]["type"] == "Sequence":
+        steps = steps[0]["decoders"]
+    kinds = [step["type"] for step in steps]
+    if not steps or not set(kinds).issubset(_KNOWN):
+        raise ValueError(f"decoder {kinds} is not supported, only {', '.join(_KNOWN)}")
+    if "ByteLevel" in kinds:
+        return _spelled_bytes
+    swaps = [(s["replacement"], " ") for s in steps if s["type"] == "Metaspace"]
+    for step in steps:
+        if step["type"] == "Replace":
+            if "String" not in step["pattern"]:
+                raise ValueError(f"decoder Replace is not supported with {step['pattern']}")
+            swaps.append((step["pattern"]["String"], step["content"]))
+    return partial(_swapped, swaps=swaps, byte_fallback="ByteFallback" in kinds)
+
+
+# The readers are plain functions, so that a tokenizer can be pickled for other processes.
+def _swapped(token: str, *, swaps: list[tuple[str, str]], byte_fallback: bool) -> bytes:
+    if byte_fallback and (byte := _BYTE.fullmatch(token)):
+        return bytes([int(byte[1], 16)])
+    for old, new in swaps:
+        token = token.replace(old, new)
+    return token.encode()
+
+
+def _spelled_bytes(token: str) -> bytes:
+    try:
+        return unspell(token)
+    except ValueError:
+        return token.encode()
+
+
+_TEMPLATE = "chat_template.jinja"
+
+
+class WrappedTokenizer:
+    """A `tokenizers.Tokenizer` with the methods of `BPETokenizer` that make sense for it.
+
+    What `tokenizer.json` says counts, also about begin tokens, as in transformers. (Where a config
+    names `LlamaTokenizer`, transformers 5 puts a new rule for spaces in place of the file's: text
+    that begins with a space or follows a special token gets one space less than in Llama 2.)
+
+    A SentencePiece tokenizer puts a space before the first word. `decode` takes it away again;
+    `decode_bytes` and `decoder` keep it, as what they read may be the middle of a text.
+
+    Args:
+        tokenizer: the library's own; it is not copied.
+        bos_token, eos_token, pad_token: which special tokens begin and end a text, and fill a
+            batch (default: the first well-known name; the end token also fills).
+        chat_template: a Jinja2 template for `apply_chat_template`.
+    Raises: ValueError if one of the names is no token, or for a decoder that we cannot follow.
+    """
+
+    def __init__(
+        self,
+        tokenizer: tokenizers.Tokenizer,
+        *,
+        bos_token: str | None = None,
+        eos_token: str | None = None,
+        pad_token: str | None = None,
+        chat_template: str | None = None,
+    ) -> None:
+        self.library, self.chat_template = tokenizer, chat_template
+        tokenizer.no_padding()
+        tokenizer.no_truncation()
+        for name in filter(None, (bos_token, eos_token, pad_token)):
+            if tokenizer.token_to_id(name) is None:
+                raise ValueError(
+                    f"{quoted(name)} should be a special token, but is no token at all"
+                )
+            tokenizer.add_special_tokens([name])
+        added = sorted(tokenizer.get_added_tokens_decoder().items())
+        self.special_tokens = {token.content: i for i, token in added if token.special}
+        known = self.special_tokens.keys()
+        self.bos_token = bos_token or next((name for name in BEGIN_TOKENS if name in known), None)
+        self.eos_token = eos_token or next((name for name in END_TOKENS if name in known), None)
+        self.pad_token = pad_token or self.eos_token
+        begin = None if self.bos_token is None else tokenizer.token_to_id(self.bos_token)
+        with _failures_are_errors():
+            framed = tokenizer.encode("").ids  # what the file puts around each text
+        if unknown := [i for i in framed if tokenizer.id_to_token(i) is None]:
+            raise ValueError(f"the post_processor adds the id {unknown[0]}, which no token has")
+        self.add_bos = framed[:1] == [begin]
+        spellings = sorted(map(re.escape, known), key=len, reverse=True)
+        self._special = re.compile("|".join(spellings) or "(?!)")
+        self._as_bytes = token_reader(tokenizer.decoder)
+
+    @classmethod
+    def load(cls, path: str | Path) -> WrappedTokenizer:
+        """Read a `tokenizer.json`, or the folder that holds it, and what lies beside it.
+
+        Raises: ValueError if a file is damaged; ImportError without the library `tokenizers`.
+        """
+        try:
+            from tokenizers import Tokenizer
+        except ImportError:
+            message = "this kind of tokenizer needs a library: pip install tokenizers"
+            raise ImportError(message) from None
+        path = Path(path)
+        path = path / "tokenizer.json" if path.is_dir() else path
+        read_tokenizer(path)  # only to see that nothing in it is damaged
+        config = read_config(path.parent)
+        config.pop("special")
+        try:
+            with _failures_are_errors():
+                tokenizer = Tokenizer.from_str(path.read_text(encoding="utf-8"))
+        except Exception as error:  # the library raises nothing more special
+            raise ValueError(f"{path}: the library tokenizers cannot read it: {error}") from None
+        try:
+            return cls(tokenizer, **config)
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from None
+
+    def encode_ordinary(self, text: str) -> list[int]:
+        """Ids of `text`, in which the spelling of a special token is text like any other."""
+        text = well_formed(text)
+        library = self._blind if self._special.search(text) else self.library
+        with _failures_are_errors():
+            return library.encode(text, add_special_tokens=False).ids
+
+    @cached_property
+    def _blind(self) -> tokenizers.Tokenizer:
+        """A copy that sees no special tokens."""
+        copy = type(self.library).from_str(self.library.to_str())
+        copy.encode_special_tokens = True
+        return copy
+
+    def encode(
+        self, text: str, *, allowed_special: Allowed = (), add_special_tokens: bool = True
+    ) -> list[int]:
+        """Ids of `text`; a special token that it spells becomes one id, if allowed.
+
+        What the file puts around a text is added, or not if `add_special_tokens=False`; a text that
+        spells the begin token itself gets no other.
+        Raises: ValueError if the text spells a special token that is not allowed.
+        """
+        text = well_formed(text)
+        for special in self._special.findall(text):
+            if allowed_special != "all" and special not in allowed_special:
+                raise ValueError(
+                    f"the text spells the special token {quoted(special)}: allow it by "
+                    "allowed_special, or call encode_ordinary to read it as plain text"
+                )
+        with _failures_are_errors():
+            ids = self.library.encode(text, add_special_tokens=add_special_tokens).ids
+        if self.add_bos and add_special_tokens and ids[:1] == ids[1:2]:
+            del ids[0]
+        return ids
+
+    # these need nothing but the methods and names that both kinds of tokenizers have
+    encode_batch = BPETokenizer.encode_batch
+    bos_token_id, eos_token_id = BPETokenizer.bos_token_id, BPETokenizer.eos_token_id
+    pad_token_id = BPETokenizer.pad_token_id
+
+    @cached_property
+    def unk_token(self) -> str | None:
+        """What the model writes for what it cannot spell; None if it has no token for that."""
+        model = self.library.model
+        if hasattr(model, "unk_token"):
+            return model.unk_token
+        # a Unigram model knows its id, and tells it only so
+        number = json.loads(model.__getstate__()).get("unk_id")
+        return None if number is None else self.library.id_to_token(number)
+
+    def decode_bytes(self, ids: Iterable[int]) -> bytes:
+        """The bytes that the tokens stand for. Raises: ValueError for an unknown id."""
+        return b"".join(map(self._bytes_of, _list(ids)))
+
+    def _bytes_of(self, i: int) -> bytes:
+        token = self.library.id_to_token(i) if 0 <= i < self.vocab_size else None
+        if token is None:
+            raise ValueError(f"no token has the id {i}; there are {len(self)} ids")
+        return token.encode() if token in self._added else self._as_bytes(token)
+
+    @cached_property
+    def _added(self) -> set[str]:
+        return {token.content for token in self.library.get_added_tokens_decoder().values()}
+
+    def decode(
+        self, ids: Iterable[int], *, errors: str = "replace", skip_special_tokens: bool = False
+    ) -> str:
+        """The text of `ids`; what is no UTF-8 becomes U+FFFD, or an error if errors="strict".
+
+        Raises: ValueError for an unknown id, or for errors of another name.
+        """
+        if errors not in ("replace", "strict"):
+            raise ValueError(f"errors must be 'replace' or 'strict', not {quoted(errors)}")
+        ids = _list(ids)
+        if skip_special_tokens:
+            left_out = {*self.special_tokens.values()}
+            ids = [i for i in ids if i not in left_out]
+        data = self.decode_bytes(ids)
+        if errors == "strict":
+            data.decode("utf-8", errors)
+        with _failures_are_errors():
+            return self.library.decode(ids, skip_special_tokens=False)
+
+    def decoder(self, *, skip_special_tokens: bool = False) -> StreamDecoder:
+        """A decoder for ids that arrive one by one, as the continuation of a text."""
+        skip = self.special_tokens.values() if skip_special_tokens else ()
+        return StreamDecoder(self.decode_bytes, skip=skip)
+
+    def apply_chat_template(
+        self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True
+    ) -> list[int]:
+        """Ids of a conversation, written by the chat template that came with the tokenizer.
+
+        Raises: ValueError if there is no template, or if a message spells a special token.
+        """
+        text = render_chat(self, messages, add_generation_prompt=add_generation_prompt)
+        with _failures_are_errors():
+            return self.library.encode(well_formed(text), add_special_tokens=False).ids
+
+    def save(self, directory: str | Path) -> None:
+        """Write `tokenizer.json` and `tokenizer_config.json`, which Hugging Face reads."""
+        config = {name: getattr(self, name) for name in (*NAMES, "chat_template")}
+        config = {"tokenizer_class": "PreTrainedTokenizerFast", **config}
+        config = {key: value for key, value in config.items() if value is not None}
+        config["clean_up_tokenization_spaces"] = False
+        with transaction(Path(directory), remove=(_TEMPLATE,)) as staging:  # it would be read
+            write_json(staging / "tokenizer_config.json", config)
+            text = self.library.to_str(pretty=True)
+            (staging / "tokenizer.json").write_text(text, encoding="utf-8")
+
+    def to_hf(self) -> tokenizers.Tokenizer:
+        """The library's own tokenizer."""
+        return self.library
+
+    def __len__(self) -> int:
+        return self.library.get_vocab_size()
+
+    @cached_property
+    def vocab_size(self) -> int:
+        """Rows that an embedding needs: the greatest id plus one."""
+        return max(self.library.get_vocab().values()) + 1
+
+
+@contextmanager
+def _failures_are_errors() -> Iterator[None]:
+    """What the Rust library raises, a bare `Exception` or a panic, becomes a ValueError."""
+    try:
+        yield
+    except BaseException as error:
+        if type(error) is not Exception and type(error).__name__ != "PanicException":
+            raise
+        raise ValueError(f"the library tokenizers gave up: {error}") from None
+
+
+def _list(ids: Any) -> list[int]:
+    return ids.tolist() if hasattr(ids, "tolist") else [*ids]
+
+
+def load_tokenizer(folder: str | Path) -> BPETokenizer | WrappedTokenizer | None:
+    """The folder's tokenizer; None if there is none.
+
+    A byte-level BPE comes as `BPETokenizer`; what that class refuses is wrapped from the library
+    `tokenizers`, be it SentencePiece's or a byte-level BPE that cuts text in its own way.
+
+    Raises: ValueError if a file is damaged; ImportError if the library is needed and missing.
+    """
+    folder = Path(folder)
+    path = folder / "tokenizer.json"
+    if not path.exists():
+        if (folder / "tokenizer.model").exists():
+            message = f"{folder} has a tokenizer.model but no tokenizer.json: no tokenizer is read"
+            warnings.warn(message, stacklevel=2)
+        return None
+    try:
+        return BPETokenizer.load(folder)
+    except ValueError as refusal:
+        if DIGEST.encode() in path.read_bytes():
+            raise  # our own file: nobody else knows better
+        try:
+            return WrappedTokenizer.load(folder)
+        except ImportError as error:
+            raise ImportError(f"{refusal}: {error}") from None

@@ -1,0 +1,1 @@
+"""Runs that survive, sources of data, processes, other optimizers."""

@@ -1,1 +1,0 @@
-"""The same model, laid out for quick decoding on a CPU."""

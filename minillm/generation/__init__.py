@@ -1,1 +1,0 @@
-"""From logits to text: sampling, decoding, and, one shelf further, searching and guessing ahead."""

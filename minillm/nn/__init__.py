@@ -1,1 +1,0 @@
-"""The parts of a layer: attention, heads, rotary positions, norms and feed-forward blocks."""

@@ -1,1 +1,0 @@
-"""Models from elsewhere: checkpoints in Hugging Face's format, of eight families."""

@@ -1,0 +1,1 @@
+"""What serves everywhere: checks, files, devices, counting."""

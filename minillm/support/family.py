@@ -1,0 +1,161 @@
+"""Families of models: what sets each apart from Llama, and what all their configs must be.
+
+Written by hand; deeper/10_families shows the families, and how to add one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, MutableMapping
+from dataclasses import dataclass, field
+from pkgutil import resolve_name
+from typing import Any
+
+from minillm.support.checks import (
+    NOT_NEGATIVE,
+    POSITIVE,
+    SWITCH,
+    TEXT,
+    Kind,
+    check_kind,
+    list_of,
+    whole,
+)
+
+
+@dataclass(frozen=True)
+class Family:
+    """What sets a family of models apart from Llama; each part that is not given is Llama's.
+
+    Args:
+        config: the class of its configs, with the keys that it adds.
+        norm, attention, embedding, rotary: functions that make a part from a config.
+        decoder: the same, for the whole stack (`minillm.model.Decoder`).
+        mlp, layer: the same, from config and number of the layer.
+        architecture: the class in transformers; without it, its files hold our keys.
+        spelling: keys that its files spell in their own way, ours -> theirs.
+        usual: what a file without the key means, where that is not our default.
+        unwritten: keys that its files do not have, with spaces between.
+        windowed: whether its files may say sliding_window.
+        names: pairs of parts of names of weights, ours and theirs, or a function that gives them
+            for a config.
+        read: changes what a file says, under our spelling, to what a config holds.
+        write: the inverse.
+    """
+
+    config: Any = None  # a `ModelConfig` with more keys
+    norm: Callable[..., Any] | None = None
+    attention: Callable[..., Any] | None = None
+    mlp: Callable[..., Any] | None = None
+    layer: Callable[..., Any] | None = None
+    embedding: Callable[..., Any] | None = None
+    rotary: Callable[..., Any] | None = None
+    decoder: Callable[..., Any] | None = None
+    architecture: str = ""
+    spelling: Mapping[str, str] = field(default_factory=dict)
+    usual: Mapping[str, Any] = field(default_factory=dict)
+    unwritten: str = ""
+    windowed: bool = False
+    names: Any = ()
+    read: Callable[[dict[str, Any], Mapping[str, Any]], None] | None = None
+    write: Callable[..., None] | None = None
+
+
+_OURS = "minillm.beyond.families"
+
+# A family, or where to find it: those that are not Llama's kind are opened when asked for.
+FAMILIES: MutableMapping[str, Family | str] = {
+    "llama": Family(architecture="LlamaForCausalLM"),
+    "mistral": Family(
+        architecture="MistralForCausalLM",
+        usual={"sliding_window": 4096},  # what transformers takes it to mean; null means none
+        unwritten="mlp_bias attention_bias",
+        windowed=True,
+    ),
+    "qwen2": f"{_OURS}.qwen:QWEN2",
+    "qwen3": f"{_OURS}.qwen:QWEN3",
+    "gemma": f"{_OURS}.gemma:GEMMA",
+    "gpt2": f"{_OURS}.gpt2:GPT2",
+    "falcon": f"{_OURS}.falcon:FALCON",
+    "deepseek_v3": f"{_OURS}.deepseek_v3:DEEPSEEK_V3",
+    "mixtral": f"{_OURS}.experts:MIXTRAL",
+    "qwen3_moe": f"{_OURS}.experts:QWEN3_MOE",
+    "mamba": f"{_OURS}.state:MAMBA",
+    "mamba2": f"{_OURS}.state:MAMBA2",
+    "bamba": f"{_OURS}.state:BAMBA",
+}
+
+
+def family_of(model_type: Any) -> Family:
+    """The family of that name.
+
+    Raises: ValueError, with the known names, if there is none, or if it is not where it should be.
+    """
+    if not isinstance(model_type, str) or model_type not in FAMILIES:
+        raise ValueError(f"unknown model_type {model_type!r:.60}; known are {', '.join(FAMILIES)}")
+    found = FAMILIES[model_type]
+    if isinstance(found, str):
+        try:
+            found = resolve_name(found)
+        except (ImportError, AttributeError, ValueError) as error:
+            raise ValueError(f"no family {found!r} for {model_type}: {error}") from None
+    if not isinstance(found, Family):
+        raise ValueError(f"FAMILIES[{model_type!r}] must be a Family, not {found!r:.60}")
+    return found
+
+
+# What the table rope_scaling may hold; in files, rope_parameters too.
+SCALING: Mapping[str, Kind] = {
+    **dict.fromkeys(("rope_type", "type"), TEXT),
+    "original_max_position_embeddings": whole(1),
+    **dict.fromkeys(("rope_theta", "factor", "low_freq_factor", "high_freq_factor"), POSITIVE),
+    **dict.fromkeys(("beta_fast", "beta_slow", "attention_factor"), POSITIVE),
+    **dict.fromkeys(("mscale", "mscale_all_dim"), NOT_NEGATIVE),
+    **dict.fromkeys(("long_factor", "short_factor"), list_of(POSITIVE)),
+    "truncate": SWITCH,
+    "partial_rotary_factor": POSITIVE,
+}
+
+
+def check_given(c: Any, keys: str) -> None:
+    """Raises: ValueError that names those of these keys that lack."""
+    if missing := [key for key in keys.split() if getattr(c, key) is None]:
+        raise ValueError(f"a {c.model_type} config lacks {', '.join(missing)}")
+
+
+def check_rotation(c: Any) -> None:
+    """Raises: ValueError if a head cannot be turned as the config says."""
+    rotated = getattr(c, "rotated", c.head_dim)  # Bamba turns a part of each head
+    if rotated % 2 or not rotated:
+        part = "" if rotated == c.head_dim else f" of which {rotated} rotate"
+        raise ValueError(f"rotary positions turn pairs: head_dim {c.head_dim}{part} is odd")
+    if c.rope_scaling is None:
+        return
+    for key in c.rope_scaling.keys() & SCALING.keys():
+        if (value := c.rope_scaling[key]) is not None:
+            check_kind(f"rope_scaling.{key}", value, SCALING[key])
+    from minillm.deeper.attention.rope_scaling import rope_frequencies
+
+    length = c.max_position_embeddings
+    try:
+        rope_frequencies(
+            min(c.head_dim, 4),  # only to see that it can be done: heads may be claimed of any size
+            base=c.rope_theta,
+            scaling=c.rope_scaling,
+            max_position_embeddings=length,
+        )
+    except ArithmeticError as error:
+        given = f"rope_scaling {dict(c.rope_scaling)} with rope_theta {c.rope_theta}"
+        raise ValueError(f"{given} cannot be computed: {error}") from None
+
+
+def check_shared(c: Any) -> None:
+    """What every family's config must be. Raises: ValueError."""
+    from minillm.layers import ACTIVATIONS
+
+    if not isinstance(c.hidden_act, str) or c.hidden_act not in ACTIVATIONS:
+        known = ", ".join(ACTIVATIONS)
+        raise ValueError(f"unknown hidden_act {c.hidden_act!r}; known are {known}")
+    for key in ("bos_token_id", "pad_token_id", "eos_token_id"):
+        ids = c.eos_token_ids if key == "eos_token_id" else (getattr(c, key),)
+        if any(i is not None and not 0 <= i < c.vocab_size for i in ids):
+            raise ValueError(f"{key} {getattr(c, key)} is outside a vocabulary of {c.vocab_size}")

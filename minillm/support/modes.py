@@ -1,0 +1,87 @@
+"""How a model is used: what is asked of it, the cache that is opened for it, modes for a while.
+
+Written by hand.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from minillm.support.checks import check_room
+
+if TYPE_CHECKING:
+    from minillm.cache import KVCache
+
+
+class LanguageModel(Protocol):
+    """What `generate` asks of a model: `CausalLM`, or a prompt that holds a picture."""
+
+    config: Any  # vocab_size, eos_token_ids, pad_token_id, max_position_embeddings
+
+    def make_cache(
+        self, kind: str = ..., *, batch_size: int, max_length: int | None = ...
+    ) -> KVCache: ...
+
+    def __call__(
+        self,
+        input_ids: Tensor,
+        *,
+        attention_mask: Tensor | None = ...,
+        cache: KVCache | None = ...,
+        logits_to_keep: int = ...,
+    ) -> Tensor: ...
+
+
+def open_cache(
+    model: LanguageModel,
+    cache: str | KVCache | None,
+    input_ids: Tensor,
+    max_new_tokens: int,
+    *,
+    multiple_of: int = 1,
+) -> KVCache | None:
+    """An empty cache of that kind with room for all tokens, or the given one, which may hold some.
+
+    Raises: ValueError if it holds the whole prompt: the last token has to be computed; or if it
+        would reserve more room than the model has positions.
+    """
+    B, T = input_ids.shape
+    if isinstance(cache, str):
+        check_room(model.config, cache, T, max_new_tokens)
+        room = -(-(T + max_new_tokens) // multiple_of) * multiple_of  # rounded up
+        return model.make_cache(cache, batch_size=B, max_length=room)
+    if cache is not None and cache.length >= T:
+        held = f"the cache holds {cache.length} positions of a prompt of {T}"
+        raise ValueError(f"{held}, but the last must be new: crop({T - 1}) the cache")
+    return cache
+
+
+class EvalMode:
+    """Inside `with EvalMode(model):` the model is in eval mode; then every part is as it was.
+
+    It may be entered again and again, and costs next to nothing where nothing is in training mode.
+    What is no module stands for its `model`, as the prompts that hold a picture do.
+    """
+
+    def __init__(self, *models: Any) -> None:
+        owners = [m if isinstance(m, nn.Module) else getattr(m, "model", None) for m in models]
+        self.parts = [part for m in owners if isinstance(m, nn.Module) for part in m.modules()]
+        self.training: list[nn.Module] = []
+
+    def __enter__(self) -> None:
+        self.training = [part for part in self.parts if part.training]
+        for part in self.training:
+            part.training = False
+
+    def __exit__(self, *error: object) -> None:
+        for part in self.training:
+            part.training = True
+
+
+def without_autocast(x: Tensor) -> AbstractContextManager[Any]:
+    """Outside of autocast, for what must not be rounded: a state's sums, a router's logits."""
+    return nullcontext() if x.is_meta else torch.autocast(x.device.type, enabled=False)

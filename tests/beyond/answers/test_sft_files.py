@@ -1,0 +1,82 @@
+"""Examples of a JSON lines file: trl's two formats, as its documentation gives them."""
+
+import json
+
+import pytest
+
+from minillm.beyond.answers.conversations import conversation_example
+from minillm.beyond.answers.sft_files import completion_example, read_examples
+from minillm.bpe import BPETokenizer
+
+ASK, SAY = "What color is the sky?", "It is blue."
+TALK = [{"role": "user", "content": ASK}, {"role": "assistant", "content": SAY}]
+TEMPLATE = (
+    "{% for m in messages %}{{ m.role }}\n{{ m.content }}{{ eos_token }}{% endfor %}"
+    "{% if add_generation_prompt %}assistant\n{% endif %}"
+)
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    made = BPETokenizer.train(f"{ASK} {SAY} ", 280, special_tokens=["<|endoftext|>"])
+    made.chat_template = TEMPLATE
+    return made
+
+
+def write(path, *records):
+    path.write_text("\n".join(r if isinstance(r, str) else json.dumps(r) for r in records))
+    return path
+
+
+def learned(tokenizer, example):
+    return tokenizer.decode([i for i, m in zip(*example, strict=True) if m])
+
+
+def test_the_three_forms(tokenizer, tmp_path):
+    path = write(
+        tmp_path / "x.jsonl",
+        {"messages": TALK, "source": "documentation"},
+        "",
+        {"prompt": TALK[:1], "completion": TALK[1:]},
+        {"prompt": ASK, "completion": " " + SAY},
+    )
+    talk, pair, text = read_examples(tokenizer, path)
+    assert talk == pair == conversation_example(tokenizer, TALK)
+    assert learned(tokenizer, talk) == f"{SAY}<|endoftext|>"
+    assert tokenizer.decode(text.ids) == f"{ASK} {SAY}<|endoftext|>"
+    assert learned(tokenizer, text) == f" {SAY}<|endoftext|>"
+
+
+def test_a_begin_token_comes_first_and_a_border_is_learned(tokenizer):
+    made = BPETokenizer.train("abab" * 20, 259, special_tokens=["<|endoftext|>"], add_bos=True)
+    example = completion_example(made, "a", "babab")
+    assert example.ids[0] == example.ids[-1] == made.eos_token_id
+    assert example.mask == [False] + [True] * (len(example.ids) - 1)
+    plain = BPETokenizer.train("xy", 257)
+    assert completion_example(plain, "a", "b") == ([97, 98], [False, True])  # no end token
+
+
+@pytest.mark.parametrize(
+    ("record", "message"),
+    [
+        ("{", "line 2: Expecting"),
+        ("[1]", r"line 2: must be an object, not \[1\]"),
+        ({"text": "a"}, "line 2: needs messages, or prompt and completion; it has text"),
+        ({"prompt": ASK, "completion": TALK[1:]}, "line 2: completion must be a text"),
+        ({"prompt": ASK, "completion": ""}, "line 2: nothing to learn"),
+        ({"messages": "hi"}, "line 2: messages must be a list"),
+        ({"messages": TALK[:1]}, "line 2: no answer"),
+    ],
+)
+def test_a_line_of_another_form_is_named(tokenizer, tmp_path, record, message):
+    with pytest.raises(ValueError, match=message):
+        read_examples(tokenizer, write(tmp_path / "x.jsonl", {"messages": TALK}, record))
+
+
+def test_what_is_no_file(tokenizer, tmp_path):
+    with pytest.raises(FileNotFoundError):
+        read_examples(tokenizer, tmp_path / "none.jsonl")
+    with pytest.raises(ValueError, match="are for conversation_examples"):
+        read_examples(tokenizer, [TALK])
+    with pytest.raises(ValueError, match="holds no example"):
+        read_examples(tokenizer, write(tmp_path / "x.jsonl", ""))
