@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from minillm.support.checks import check_attention, check_causal, check_positions
+from minillm.support.checks.attention import check_attention, check_causal, check_positions
 
 __all__ = [
     "attention",

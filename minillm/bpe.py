@@ -17,16 +17,16 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import regex
 
-from minillm.support.checks import (
-    check_one_of,
+from minillm.support.checks.kinds import check_one_of
+from minillm.support.checks.texts import (
     check_one_row,
     check_text,
     check_texts,
     check_tokens,
     check_utf8,
-    quoted,
     texts_of,
 )
+from minillm.support.checks.words import quoted
 
 __all__ = [
     "BEGIN_TOKENS",

@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from minillm.support.checks import check_kept, check_rows_kept, check_sizes
+from minillm.support.checks.cache import check_kept, check_rows_kept
+from minillm.support.checks.kinds import check_sizes
 
 __all__ = ["CacheLayer", "DynamicLayer", "KVCache", "make_cache"]
 

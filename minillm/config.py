@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
-from minillm.support.checks import (
+from minillm.support.checks.kinds import (
     NOT_NEGATIVE,
     POSITIVE,
     SHARE,
@@ -20,9 +20,9 @@ from minillm.support.checks import (
     any_of,
     check_kind,
     list_of,
-    said_here,
     whole,
 )
+from minillm.support.checks.words import said_here
 from minillm.support.family import Family, check_given, check_rotation, check_shared, family_of
 
 __all__ = ["UNSET", "ModelConfig"]

@@ -16,7 +16,8 @@ from torch import Tensor
 from minillm.cache import KVCache
 from minillm.config import ModelConfig
 from minillm.sampling import GREEDY, end_ids, enforce_min_new_tokens
-from minillm.support.checks import check_cached, check_drawn, check_model, check_prompt, our_words
+from minillm.support.checks.model import check_cached, check_drawn, check_model, check_prompt
+from minillm.support.checks.words import our_words
 from minillm.support.modes import EvalMode, LanguageModel, open_cache
 
 __all__ = ["FROM_CONFIG", "StoppingCriteria", "decode_loop", "generate"]

@@ -12,7 +12,8 @@ from typing import Protocol
 from torch import Tensor, nn
 
 from minillm.attention import attention
-from minillm.support.checks import check_input, check_sizes
+from minillm.support.checks.attention import check_input
+from minillm.support.checks.kinds import check_sizes
 
 __all__ = ["MultiHeadAttention", "SupportsUpdate", "merge_heads", "split_heads"]
 

@@ -20,7 +20,7 @@ from minillm.config import ModelConfig
 from minillm.heads import MultiHeadAttention
 from minillm.layers import DecoderLayer, GatedMLP, RMSNorm
 from minillm.rope import RotaryEmbedding, Rotation
-from minillm.support.checks import check_config, check_inputs, look_up
+from minillm.support.checks.model import check_config, check_inputs, look_up
 from minillm.support.counting import count_operations, count_parameters
 from minillm.support.device import product_dtype
 

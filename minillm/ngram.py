@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Self
 
-from minillm.support.checks import check_texts
+from minillm.support.checks.texts import check_texts
 
 __all__ = [
     "BEGIN",

@@ -14,14 +14,14 @@ from numbers import Integral
 import torch
 from torch import Tensor
 
-from minillm.support.checks import (
+from minillm.support.checks.kinds import check_number
+from minillm.support.checks.sampling import (
     check_logits,
-    check_number,
     check_previous_ids,
     check_rows,
     finite_maximum,
-    our_words,
 )
+from minillm.support.checks.words import our_words
 from minillm.support.device import to_float64
 
 __all__ = [

@@ -20,19 +20,17 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from minillm.bpe import well_formed
-from minillm.support.checks import (
+from minillm.support.checks.kinds import check_sizes, index_in
+from minillm.support.checks.texts import check_texts, check_tokenizer
+from minillm.support.checks.training import (
     check_end,
     check_shifted,
-    check_sizes,
     check_targets,
-    check_texts,
     check_token_row,
-    check_tokenizer,
     check_train_config,
     check_training,
-    index_in,
-    our_words,
 )
+from minillm.support.checks.words import our_words
 from minillm.support.counting import Meter, count_targets, due, keep_record
 from minillm.support.device import (
     forward_of,

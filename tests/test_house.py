@@ -248,7 +248,7 @@ print(*sorted(ours))
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     files = {name.removeprefix("minillm.") for name in done.stdout.split()}
-    assert len(files) <= 20, sorted(files)
+    assert len(files) <= 30, sorted(files)
     assert files <= CORE.keys() | SUPPORT, (
         f"depth that nobody asked for: {sorted(files - CORE.keys() - SUPPORT)}"
     )

@@ -196,7 +196,7 @@ class A:
     async def method(self):
 
         # why
-        from minillm.support.checks import whole
+        from minillm.support.checks.kinds import whole
 
         self.size, self.rest = 1, []
         self.register_buffer("table", whole(one(two(3))))

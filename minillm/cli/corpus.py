@@ -90,7 +90,7 @@ def held_out_texts(a: argparse.Namespace) -> list[str]:
 def measure(model: Any, tokenizer: Any, texts: list[str], a: argparse.Namespace) -> float:
     """Bits per byte: of whole stories, or of a file's texts, read in windows."""
     from minillm.deeper.training.scoring import evaluate_text
-    from minillm.support.checks import context_length
+    from minillm.support.checks.model import context_length
     from minillm.training import evaluate
 
     if not is_file(a):

@@ -14,7 +14,7 @@ from minillm.cli.terminal import show
 def generate_texts(a: argparse.Namespace) -> None:
     """Print texts that the model of a folder writes; of several processes, the first prints."""
     from minillm.deeper.training import distributed
-    from minillm.support.checks import context_length
+    from minillm.support.checks.model import context_length
 
     drawn_by = sampler(a)
     if a.parallel is not None:

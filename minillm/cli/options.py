@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from minillm.cli.corpus import END, is_file
-from minillm.support.checks import POSITIVE, SHARE, Kind, check_kind, number, whole
+from minillm.support.checks.kinds import POSITIVE, SHARE, Kind, check_kind, number, whole
 from minillm.support.files import read_json
 
 MOST = 10**9  # sizes and counts beyond it are a slip of the finger
@@ -49,7 +49,7 @@ class Checked(argparse.Action):
 def adder(group: Any) -> Callable[..., None]:
     """A function that adds to a parser or group: names (the last is its own), default, kind, help.
 
-    The kind is a range of `minillm.support.checks` or a list of words to choose from.
+    The kind is a range of `support.checks.kinds` or a list of words to choose from.
     """
 
     def add(names: str, default: Any, kind: Kind | list[str], help: str, **more: Any) -> None:

@@ -36,7 +36,7 @@ def read_run_info(path: Path) -> dict[str, Any]:
 
 def check_same_run(a: argparse.Namespace) -> None:
     """Raises: ValueError if the run in the folder began with another model or other texts."""
-    from minillm.support.checks import check_settings
+    from minillm.support.checks.kinds import check_settings
 
     path = a.output_dir / RUN_INFO
     if not path.exists():

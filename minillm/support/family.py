@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pkgutil import resolve_name
 from typing import Any
 
-from minillm.support.checks import (
+from minillm.support.checks.kinds import (
     NOT_NEGATIVE,
     POSITIVE,
     SWITCH,

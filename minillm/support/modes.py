@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from minillm.support.checks import check_room
+from minillm.support.checks.model import check_room
 
 if TYPE_CHECKING:
     from minillm.cache import KVCache

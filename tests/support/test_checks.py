@@ -23,7 +23,9 @@ from minillm.deeper.tokenizer.merges import count_words
 from minillm.generation import generate
 from minillm.model import CausalLM
 from minillm.ngram import NGramModel
-from minillm.support.checks import check_mask, check_texts, check_utf8, quoted, texts_of
+from minillm.support.checks.model import check_mask
+from minillm.support.checks.texts import check_texts, check_utf8, texts_of
+from minillm.support.checks.words import quoted
 
 
 @pytest.mark.parametrize(

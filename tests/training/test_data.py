@@ -14,7 +14,7 @@ from training_runs import (
 )
 
 from minillm.deeper.training.token_file import TokenDataset
-from minillm.support.checks import check_settings
+from minillm.support.checks.kinds import check_settings
 from minillm.training import RowBatches, WindowBatches, get_batch, pad_rows
 
 

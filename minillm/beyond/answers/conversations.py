@@ -16,7 +16,8 @@ from torch.nn.utils.rnn import pad_sequence
 from minillm.beyond.answers.sft import Example, token_mask
 from minillm.deeper.tokenizer.chat_template import render_answers
 from minillm.deeper.training.packing import share_rows
-from minillm.support.checks import check_utf8, our_words, quoted
+from minillm.support.checks.texts import check_utf8
+from minillm.support.checks.words import our_words, quoted
 from minillm.training import IndexedSource
 
 ROLES = ("system", "developer", "user", "assistant", "tool")

@@ -11,7 +11,8 @@ from typing import Any
 
 from minillm.beyond.answers.conversations import conversation_example
 from minillm.beyond.answers.sft import Example, token_mask
-from minillm.support.checks import check_tokenizer, quoted
+from minillm.support.checks.texts import check_tokenizer
+from minillm.support.checks.words import quoted
 
 
 def completion_example(tokenizer: Any, prompt: str, completion: str) -> Example:

@@ -20,7 +20,7 @@ from minillm.beyond.experts.routing import (
     without_worst_groups,
 )
 from minillm.layers import ACTIVATIONS, GatedMLP
-from minillm.support.checks import check_one_of, check_sizes
+from minillm.support.checks.kinds import check_one_of, check_sizes
 from minillm.support.modes import without_autocast
 
 __all__ = [

@@ -19,7 +19,7 @@ from minillm.deeper.attention.rope_scaling import yarn_mscale
 from minillm.layers import RMSNorm
 from minillm.model import llama_mlp
 from minillm.rope import RotaryEmbedding
-from minillm.support.checks import POSITIVE, SWITCH, Kind, whole
+from minillm.support.checks.kinds import POSITIVE, SWITCH, Kind, whole
 from minillm.support.family import Family, check_given
 
 _LATENT = "kv_lora_rank qk_nope_head_dim qk_rope_head_dim v_head_dim"

@@ -14,7 +14,7 @@ from minillm.config import ModelConfig
 from minillm.heads import SupportsUpdate
 from minillm.model import llama_layer, make_part
 from minillm.rope import Rotation
-from minillm.support.checks import SWITCH, Kind, whole
+from minillm.support.checks.kinds import SWITCH, Kind, whole
 from minillm.support.family import Family
 
 

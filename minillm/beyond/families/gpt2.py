@@ -13,7 +13,7 @@ from minillm.cache import KVCache
 from minillm.config import ModelConfig
 from minillm.layers import MLP, LayerNorm
 from minillm.model import Decoder
-from minillm.support.checks import look_up
+from minillm.support.checks.model import look_up
 from minillm.support.family import Family
 
 

@@ -21,7 +21,7 @@ from minillm.config import ModelConfig
 from minillm.deeper.attention.rope_layouts import PartialRotation
 from minillm.model import Decoder, llama_layer, make_part
 from minillm.rope import RotaryEmbedding
-from minillm.support.checks import Kind, list_of, number, whole
+from minillm.support.checks.kinds import Kind, list_of, number, whole
 from minillm.support.family import Family, check_shared
 
 

@@ -13,7 +13,8 @@ import torch
 from torch import nn
 
 from minillm.beyond.lora.lora import LoRALinear
-from minillm.support.checks import check_adapter, our_words
+from minillm.support.checks.adapters import check_adapter
+from minillm.support.checks.words import our_words
 from minillm.support.fence import matches
 
 

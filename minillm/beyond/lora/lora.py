@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from minillm.support.checks import check_adapter
+from minillm.support.checks.adapters import check_adapter
 
 __all__ = ["LoRALinear"]
 

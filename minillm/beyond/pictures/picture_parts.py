@@ -14,7 +14,7 @@ from minillm.beyond.pictures.vision_parts import VisionConfig, check_floats
 from minillm.cache import KVCache
 from minillm.config import ModelConfig
 from minillm.layers import ACTIVATIONS
-from minillm.support.checks import SWITCH, check_kind, check_one_of
+from minillm.support.checks.kinds import SWITCH, check_kind, check_one_of
 
 
 @dataclass(frozen=True)

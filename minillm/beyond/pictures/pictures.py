@@ -25,7 +25,8 @@ from minillm.cache import KVCache
 from minillm.generation import generate
 from minillm.layers import ACTIVATIONS, GatedMLP, RMSNorm
 from minillm.model import CausalLM
-from minillm.support.checks import check_input, check_one_of, check_sizes
+from minillm.support.checks.attention import check_input
+from minillm.support.checks.kinds import check_one_of, check_sizes
 from minillm.support.modes import EvalMode
 from minillm.support.saved import SavedModel
 

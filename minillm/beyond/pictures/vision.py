@@ -18,7 +18,7 @@ from minillm.beyond.pictures.vision_parts import (
 )
 from minillm.heads import MultiHeadAttention
 from minillm.layers import MLP, LayerNorm
-from minillm.support.checks import check_input
+from minillm.support.checks.attention import check_input
 from minillm.support.saved import SavedModel
 
 __all__ = ["VisionLayer", "VisionTransformer", "cut_patches"]

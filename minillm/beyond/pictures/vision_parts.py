@@ -11,7 +11,14 @@ from torch import Tensor, nn
 from minillm.attention import attention
 from minillm.heads import MultiHeadAttention, merge_heads, split_heads
 from minillm.layers import ACTIVATIONS, MLP, LayerNorm
-from minillm.support.checks import NOT_NEGATIVE, SWITCH, Kind, check_one_of, check_values, whole
+from minillm.support.checks.kinds import (
+    NOT_NEGATIVE,
+    SWITCH,
+    Kind,
+    check_one_of,
+    check_values,
+    whole,
+)
 
 POOLER_ACTIVATIONS = {**ACTIVATIONS, "tanh": torch.tanh}
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from minillm.support.checks import SWITCH, check_values, whole
+from minillm.support.checks.kinds import SWITCH, check_values, whole
 
 
 @dataclass(frozen=True)

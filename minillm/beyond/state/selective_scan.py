@@ -14,7 +14,8 @@ from minillm.beyond.state.mamba import causal_conv
 from minillm.beyond.state.mamba_parts import StateSizes, at_least_float32, draw_first_values
 from minillm.beyond.state.state_cache import StateLayer
 from minillm.layers import ACTIVATIONS
-from minillm.support.checks import check_input, check_one_of
+from minillm.support.checks.attention import check_input
+from minillm.support.checks.kinds import check_one_of
 from minillm.support.modes import without_autocast
 
 

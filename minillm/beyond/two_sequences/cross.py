@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from minillm.attention import attention
 from minillm.heads import merge_heads, split_heads
-from minillm.support.checks import check_input, check_sizes
+from minillm.support.checks.attention import check_input
+from minillm.support.checks.kinds import check_sizes
 
 __all__ = ["CrossAttention"]
 

@@ -20,18 +20,17 @@ from minillm.generation import generate
 from minillm.heads import MultiHeadAttention, SupportsUpdate
 from minillm.layers import ACTIVATIONS, LayerNorm
 from minillm.sampling import GREEDY, end_ids
-from minillm.support.checks import (
+from minillm.support.checks.kinds import (
     NOT_NEGATIVE,
     NULL,
     SHARE,
     SWITCH,
     any_of,
-    check_mask,
     check_one_of,
-    check_prompt,
     check_values,
     whole,
 )
+from minillm.support.checks.model import check_mask, check_prompt
 from minillm.support.device import product_dtype
 from minillm.support.modes import EvalMode
 from minillm.support.saved import SavedModel

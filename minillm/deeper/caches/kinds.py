@@ -8,7 +8,7 @@ from collections.abc import Callable
 from functools import partial
 
 from minillm.cache import CacheLayer
-from minillm.support.checks import check_sizes
+from minillm.support.checks.kinds import check_sizes
 
 CACHE_KINDS = {  # where the class of each kind stands; it is imported when it is asked for
     "dynamic": "minillm.cache.DynamicLayer",

@@ -3,7 +3,7 @@
 from torch import nn
 
 from minillm.model import CausalLM
-from minillm.support.checks import context_length
+from minillm.support.checks.model import context_length
 
 
 def check_whole(model: nn.Module) -> None:

@@ -10,7 +10,7 @@ import math
 import torch
 from torch import Tensor
 
-from minillm.support.checks import finite_maximum
+from minillm.support.checks.sampling import finite_maximum
 
 __all__ = ["bucket_top_p", "draw_exponential", "draw_gumbel"]
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from minillm.sampling import end_ids, enforce_min_new_tokens
-from minillm.support.checks import our_words
+from minillm.support.checks.words import our_words
 from minillm.support.device import to_float64
 from minillm.support.modes import EvalMode
 

@@ -14,7 +14,7 @@ from minillm.cache import KVCache
 from minillm.generation import FROM_CONFIG, StoppingCriteria
 from minillm.model import CausalLM
 from minillm.sampling import GREEDY, Sampler, draw
-from minillm.support.checks import check_model, check_prompt
+from minillm.support.checks.model import check_model, check_prompt
 from minillm.support.device import to_float64
 from minillm.support.modes import EvalMode
 

@@ -17,7 +17,9 @@ from minillm.config import ModelConfig
 from minillm.generation import FROM_CONFIG, StoppingCriteria, decode_loop
 from minillm.model import CausalLM
 from minillm.sampling import GREEDY
-from minillm.support.checks import check_model, check_prompt, check_tokenizer, check_utf8, our_words
+from minillm.support.checks.model import check_model, check_prompt
+from minillm.support.checks.texts import check_tokenizer, check_utf8
+from minillm.support.checks.words import our_words
 from minillm.support.modes import open_cache
 
 __all__ = ["StopStrings", "stream_text"]

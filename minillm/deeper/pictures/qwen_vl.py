@@ -22,15 +22,8 @@ from minillm.heads import MultiHeadAttention
 from minillm.layers import ACTIVATIONS, MLP, LayerNorm
 from minillm.model import CausalLM
 from minillm.rope import RotaryEmbedding, Rotation, rope_periods
-from minillm.support.checks import (
-    POSITIVE,
-    TEXT,
-    check_inputs,
-    check_one_of,
-    check_values,
-    list_of,
-    whole,
-)
+from minillm.support.checks.kinds import POSITIVE, TEXT, check_one_of, check_values, list_of, whole
+from minillm.support.checks.model import check_inputs
 from minillm.support.modes import EvalMode
 from minillm.support.saved import SavedModel
 

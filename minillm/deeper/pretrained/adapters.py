@@ -24,7 +24,7 @@ from minillm.beyond.lora.adapters import (
 )
 from minillm.deeper.pretrained.folder import tensors_of
 from minillm.deeper.pretrained.weights import join_qkv, layer_name, split_qkv
-from minillm.support.checks import check_adapter
+from minillm.support.checks.adapters import check_adapter
 from minillm.support.files import (
     read_json,
     recover,

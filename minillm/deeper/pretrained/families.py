@@ -12,7 +12,16 @@ from dataclasses import asdict, fields, is_dataclass
 from typing import Any
 
 from minillm.config import ModelConfig
-from minillm.support.checks import SWITCH, TABLE, TEXT, Kind, any_of, check_kind, list_of, whole
+from minillm.support.checks.kinds import (
+    SWITCH,
+    TABLE,
+    TEXT,
+    Kind,
+    any_of,
+    check_kind,
+    list_of,
+    whole,
+)
 from minillm.support.family import SCALING, Family, family_of
 
 # Keys that change what a model computes: the values that we compute, and what others mean.

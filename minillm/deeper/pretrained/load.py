@@ -37,7 +37,9 @@ from minillm.deeper.pretrained.weights import read_weights, write_weights
 from minillm.deeper.tokenizer.wrapped import load_tokenizer
 from minillm.layers import ACTIVATIONS
 from minillm.model import CausalLM
-from minillm.support.checks import check_model, check_tokenizer, our_words
+from minillm.support.checks.model import check_model
+from minillm.support.checks.texts import check_tokenizer
+from minillm.support.checks.words import our_words
 from minillm.support.files import read_json, resolve
 
 

@@ -17,7 +17,7 @@ from minillm.beyond.two_sequences.seq2seq import EncoderDecoder, Seq2SeqConfig, 
 from minillm.deeper.pretrained.families import ACTIVATION_NAMES
 from minillm.deeper.pretrained.folder import Layout, check_computed
 from minillm.deeper.pretrained.weights import check_apart
-from minillm.support.checks import quoted
+from minillm.support.checks.words import quoted
 
 _ARCHITECTURES = {"bart": "BartForConditionalGeneration", "marian": "MarianMTModel"}
 

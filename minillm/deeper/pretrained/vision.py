@@ -22,7 +22,7 @@ from minillm.config import ModelConfig
 from minillm.deeper.pretrained.families import ACTIVATION_NAMES
 from minillm.deeper.pretrained.folder import Layout, check_computed, table, with_ends
 from minillm.deeper.pretrained.weights import check_apart, read_weights, write_weights
-from minillm.support.checks import quoted
+from minillm.support.checks.words import quoted
 
 _ARCHITECTURES = {
     "vit": "ViTModel",

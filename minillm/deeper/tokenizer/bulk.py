@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal
 import regex
 
 from minillm.bpe import PreTokenizer
-from minillm.support.checks import quoted
+from minillm.support.checks.words import quoted
 
 __all__ = ["KEEP", "StreamDecoder", "blocks", "chunks_of", "encode_iterable", "pad"]
 

@@ -14,7 +14,7 @@ from itertools import count
 from typing import Any
 
 from minillm.support import fence
-from minillm.support.checks import quoted
+from minillm.support.checks.words import quoted
 from minillm.support.fence_worker import BEGIN, END
 
 _MARK = re.compile(r"\{%[-+]?\s*generation\s*[-+]?%\}")

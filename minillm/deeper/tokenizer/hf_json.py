@@ -22,17 +22,9 @@ from minillm.bpe import GPT2_PATTERN, merge_word
 from minillm.deeper.tokenizer.chat_template import choose_template
 from minillm.deeper.tokenizer.merges import bytes_to_unicode
 from minillm.deeper.tokenizer.vocabulary import find_merges
-from minillm.support.checks import (
-    NULL,
-    SWITCH,
-    TEXT,
-    Kind,
-    any_of,
-    check_utf8,
-    is_id,
-    number,
-    quoted,
-)
+from minillm.support.checks.kinds import NULL, SWITCH, TEXT, Kind, any_of, number
+from minillm.support.checks.texts import check_utf8, is_id
+from minillm.support.checks.words import quoted
 from minillm.support.files import read_json, recover, transaction
 
 __all__ = [

@@ -14,7 +14,8 @@ from typing import Literal
 
 from minillm.bpe import PreTokenizer, well_formed
 from minillm.deeper.tokenizer.bulk import blocks, chunks_of
-from minillm.support.checks import check_texts, quoted
+from minillm.support.checks.texts import check_texts
+from minillm.support.checks.words import quoted
 
 __all__ = ["PORTION", "Ties", "byte_alphabet", "bytes_to_unicode", "count_words", "learn_merges"]
 

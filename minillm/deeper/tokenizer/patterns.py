@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import regex
 
 from minillm.bpe import GPT2_PATTERN, PreTokenizer, in_ascii, make_pre_tokenizer
-from minillm.support.checks import quoted
+from minillm.support.checks.words import quoted
 
 __all__ = [
     "DEEPSEEK_V3_PATTERNS",

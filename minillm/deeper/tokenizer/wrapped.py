@@ -20,7 +20,7 @@ from minillm.bpe import BEGIN_TOKENS, END_TOKENS, BPETokenizer, well_formed
 from minillm.deeper.tokenizer.bulk import StreamDecoder
 from minillm.deeper.tokenizer.chat_template import render_chat
 from minillm.deeper.tokenizer.hf_json import DIGEST, NAMES, read_config, read_tokenizer, unspell
-from minillm.support.checks import quoted
+from minillm.support.checks.words import quoted
 from minillm.support.files import transaction, write_json
 
 if TYPE_CHECKING:

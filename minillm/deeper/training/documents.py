@@ -13,14 +13,10 @@ from typing import Any, Literal
 from torch import Tensor
 
 from minillm.deeper.training.packing import batches_of_like_length, pack
-from minillm.support.checks import (
-    check_documents,
-    check_end,
-    check_settings,
-    check_texts,
-    count_in,
-    quoted,
-)
+from minillm.support.checks.kinds import check_settings, count_in
+from minillm.support.checks.texts import check_texts
+from minillm.support.checks.training import check_documents, check_end
+from minillm.support.checks.words import quoted
 from minillm.training import IndexedSource, document_row, epoch_order, pad_rows
 
 __all__ = ["DocumentBatches", "StoryDocuments", "TextDocuments"]

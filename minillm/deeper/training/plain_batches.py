@@ -7,7 +7,8 @@ from typing import Any
 
 from torch import Tensor
 
-from minillm.support.checks import count_in, quoted
+from minillm.support.checks.kinds import count_in
+from minillm.support.checks.words import quoted
 
 Batch = tuple[Tensor, Tensor]
 

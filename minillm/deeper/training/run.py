@@ -18,7 +18,8 @@ from tqdm import tqdm
 
 from minillm.deeper.training import checkpoint, distributed
 from minillm.deeper.training.run_folder import FolderLock, append_record, check_free, forget_after
-from minillm.support.checks import check_settings, check_tokenizer
+from minillm.support.checks.kinds import check_settings
+from minillm.support.checks.texts import check_tokenizer
 from minillm.support.device import rng_state
 from minillm.training import Trainer
 

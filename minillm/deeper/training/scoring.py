@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from minillm.bpe import well_formed
-from minillm.support.checks import check_text, check_tokenizer, our_words
+from minillm.support.checks.texts import check_text, check_tokenizer
+from minillm.support.checks.words import our_words
 from minillm.support.modes import EvalMode
 
 

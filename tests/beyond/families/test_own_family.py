@@ -18,7 +18,7 @@ from minillm.deeper.pretrained.load import from_pretrained, save_pretrained
 from minillm.generation import generate
 from minillm.heads import MultiHeadAttention, merge_heads, split_heads
 from minillm.model import CausalLM, llama_mlp, make_part
-from minillm.support.checks import POSITIVE
+from minillm.support.checks.kinds import POSITIVE
 from minillm.support.family import FAMILIES, Family
 from minillm.training import TrainConfig, Trainer, WindowBatches
 

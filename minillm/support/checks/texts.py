@@ -1,0 +1,115 @@
+"""Refusals of texts, ids and tokenizers."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from itertools import chain
+from numbers import Integral
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    pass
+from minillm.support.checks.words import quoted
+
+
+def check_utf8(name: str, text: str) -> None:
+    """Raises: ValueError, with the place, for half a character, which no file can hold."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        wrong = f"{text[error.start]!r} at place {error.start}, surrogates not allowed"
+        raise ValueError(f"{name}, {quoted(text)}, holds half a character: {wrong}") from None
+
+
+MAX_ID = (1 << 31) - 1
+
+
+def is_id(value: Any) -> bool:
+    """Whether `value` can be the id of a token; True, 0.5 and 10**15 cannot."""
+    return type(value) is int and 0 <= value <= MAX_ID
+
+
+def check_tokens(
+    ranks: Mapping[bytes, int], special: Mapping[str, int], added: Mapping[str, int]
+) -> None:
+    """Raises: ValueError if ids are none or repeat, a token is empty or both special and not."""
+    ids = [*chain(ranks.values(), special.values(), added.values())]
+    for i in ids:
+        if not is_id(i):
+            raise ValueError(f"an id is a whole number from 0 to {MAX_ID:,}, not negative: {i!r}")
+    for text in chain(special, added):
+        check_utf8("a token", text)
+    if twice := special.keys() & added.keys():
+        raise ValueError(f"{quoted(min(twice))} is special and not special")
+    if len({*ids}) < len(ids):
+        shared = next(i for i, count in Counter(ids).items() if count > 1)
+        raise ValueError(f"two tokens share the id {shared}")
+    if b"" in ranks or "" in special or "" in added:
+        raise ValueError("a token is empty")
+
+
+def check_texts(texts: Any, name: str = "texts") -> None:
+    """Raises: ValueError for one text where many belong, for its letters would be taken for them.
+
+    Also for bytes, and for the path of a file that was not read.
+    """
+    if isinstance(texts, str):
+        one_or_many = "write [text] for one, text.split(...) if it holds many"
+        raise ValueError(f"{name} must be several texts, not one, {quoted(texts)}: {one_or_many}")
+    _check_read(texts, name)
+
+
+def check_text(text: Any, several: str = "join several") -> None:
+    """Raises: ValueError for several texts where one belongs, for bytes, and for a path."""
+    if not isinstance(text, str):
+        _check_read(text, "text")
+        raise ValueError(f"text must be one text, a str, not {quoted(text)}: {several}")
+
+
+def check_one_row(ids: Any) -> None:
+    """Raises: ValueError for rows of ids, or a single id, where one row belongs."""
+    rows = isinstance(ids, list | tuple) and bool(ids) and isinstance(ids[0], list | tuple)
+    if rows or isinstance(ids, str | Mapping | Integral):
+        each = "for several rows [decode(row) for row in ids]"
+        each = f"for one id [{ids}]" if isinstance(ids, Integral) else each
+        raise ValueError(f"decode takes the ids of one text, not {quoted(ids)}: {each}")
+
+
+def check_tokenizer(tokenizer: Any) -> None:
+    """Raises: ValueError for what encodes nothing, such as texts where the tokenizer belongs, and
+    for a tokenizer of another library."""
+    if hasattr(tokenizer, "encode_ordinary") and hasattr(tokenizer, "special_tokens"):
+        return
+    kind = f"{type(tokenizer).__module__.partition('.')[0]}.{type(tokenizer).__name__}"
+    if hasattr(tokenizer, "save_pretrained"):  # of transformers
+        road = "save it, tokenizer.save_pretrained(folder), and BPETokenizer.load(folder) opens it"
+        raise ValueError(f"a {kind} is no tokenizer of minillm: {road}")
+    if hasattr(tokenizer, "encode") and not isinstance(tokenizer, str):  # of tiktoken, tokenizers
+        road = "BPETokenizer.load(folder) opens a tokenizer.json, from_tiktoken_file ranks"
+        raise ValueError(f"a {kind} is no tokenizer of minillm: {road}")
+    order = "the order is model, tokenizer, texts"
+    raise ValueError(f"{quoted(tokenizer)} is no tokenizer: {order}")
+
+
+def texts_of(texts: str | Iterable[str]) -> Iterable[str]:
+    """Texts, or one as the only one of a list.
+
+    Raises: ValueError for bytes, a path, and a string that is the name of a file.
+    """
+    if not isinstance(texts, str):
+        _check_read(texts, "texts")
+        return texts
+    if "\n" not in texts and len(texts) < 1024 and os.path.isfile(texts):
+        read = f"Path({texts!r}).read_text(encoding='utf-8')"
+        raise ValueError(f"{quoted(texts)} is the name of a file: hand in what it holds, {read}")
+    return [texts]
+
+
+def _check_read(texts: Any, name: str) -> None:
+    if isinstance(texts, os.PathLike):
+        read = f"[Path({os.fspath(texts)!r}).read_text(encoding='utf-8')]"
+        raise ValueError(f"{name} must be texts, not a path: {read}")
+    if isinstance(texts, bytes | bytearray):
+        raise ValueError(f"{name} must be texts, not bytes, {quoted(bytes(texts))}: decode them")
