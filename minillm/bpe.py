@@ -182,6 +182,7 @@ class BPETokenizer:
         add_bos: `encode` puts the begin token first; without one the end token, as GPT-2 does.
         normalizer: "NFC" composes characters before encoding, so decoding returns composed text.
         chat_template: a Jinja2 template for `apply_chat_template`.
+        named_tokens: what it sees under names such as "unk_token" (default: the three above).
         drop_unknown_bytes: bytes without a token are left out of the ids (SmolLM2 lacks 21).
     Raises: ValueError if ids or names repeat, bytes are missing, one of the three is unknown, the
         pattern is bad, the normalizer unknown, or a begin token to be added when there is none.
@@ -201,6 +202,7 @@ class BPETokenizer:
         normalizer: Literal["NFC"] | None = None,
         chat_template: str | None = None,
         drop_unknown_bytes: bool = False,
+        named_tokens: Mapping[str, str] | None = None,
     ) -> None:
         self.ranks, self.special_tokens = dict(ranks), dict(special_tokens or {})
         self.added_tokens, self.chat_template = dict(added_tokens or {}), chat_template
@@ -228,7 +230,7 @@ class BPETokenizer:
             check_utf8("the chat template", chat_template)
         self.pre_tokenizer, self.add_bos = make_pre_tokenizer(pattern), add_bos
         self.pattern, self.normalizer = self.pre_tokenizer.pattern, normalizer
-        self.drop_unknown_bytes = drop_unknown_bytes
+        self.drop_unknown_bytes, self.named_tokens = drop_unknown_bytes, named_tokens
         self._memo = Memo(self._encode_word)
         spellings = sorted(map(re.escape, self._named), key=len, reverse=True)
         self.names = re.compile("|".join(spellings)) if spellings else None

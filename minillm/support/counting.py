@@ -61,10 +61,11 @@ class Meter:
         self.bytes, self.grad_norm = self.bytes + num_bytes, norm
 
     def record(self, step: int, tokens: int, lr: float) -> dict[str, Any]:
-        """The mean since the last record."""
+        """The mean since the last record; without a target since then there is no loss to tell."""
         seconds = time.perf_counter() - self.began
         record: dict[str, Any] = {"step": step, "tokens": tokens}
-        record["loss"] = self.nats / max(1, self.targets)
+        if self.targets:
+            record["loss"] = self.nats / self.targets
         if self.bytes:
             record["bits_per_byte"] = self.nats / math.log(2) / self.bytes
         record |= {"lr": lr, "grad_norm": self.grad_norm, "seconds": seconds}
@@ -106,7 +107,7 @@ def keep_record(trainer: Any, found: dict[str, Any], bar: Any) -> None:
     record = trainer.meter.record(step, trainer.tokens, trainer.optimizer.param_groups[0]["lr"])
     if run:
         record |= run.failures()
-    if clash := ", ".join(sorted(record.keys() & found.keys())):
+    if clash := ", ".join(sorted((record.keys() | {"loss"}) & found.keys())):
         raise ValueError(f"validate returned {clash}: the run records that itself, rename it")
     record |= found
     intervals = (config.steps, config.log_interval, config.eval_interval)
@@ -114,7 +115,8 @@ def keep_record(trainer: Any, found: dict[str, Any], bar: Any) -> None:
         trainer.meter.load_state_dict({})  # `until` in between changes no record that is due
     trainer.history.append(record)
     speed = f"{record['tokens_per_second']:,.0f} tokens/s"
-    bar.set_postfix_str(f"loss {record['loss']:.3f}, {speed}")
+    loss = f"loss {record['loss']:.3f}" if "loss" in record else "no targets"
+    bar.set_postfix_str(f"{loss}, {speed}")
     if run:
         run.write(record)
     if trainer.on_log is not None and trainer.processes.rank == 0:

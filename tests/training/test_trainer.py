@@ -34,8 +34,25 @@ def test_a_step_without_targets_leaves_the_weights_and_goes_on():
     x, y = torch.ones(2, 3, dtype=torch.long), torch.full((2, 3), -100)
     trainer = make(source=Listed([(x, y), (x, y)]), steps=2, log_interval=1, weight_decay=0.0)
     before = weights(trainer)
-    assert [record["loss"] for record in trainer.train()] == [0, 0]
+    history = trainer.train()
+    assert [record["step"] for record in history] == [1, 2]
+    assert not any("loss" in record for record in history)  # 0 would be a very good one
     assert all(torch.equal(a, b) for a, b in zip(before, weights(trainer), strict=True))
+
+
+def test_a_loss_is_that_of_the_steps_that_had_targets():
+    x, none = torch.ones(2, 3, dtype=torch.long), torch.full((2, 3), -100)
+    batches = [(x, x), (x, none), (x, none), (x, none), (x, none), (x, x)]
+    trainer = make(source=Listed(batches), steps=6, log_interval=2)
+    (first, middle, last), nats = trainer.train(), []
+    assert "loss" not in middle and first["tokens"] == middle["tokens"] == 6
+    alone = make(source=Listed(batches), steps=6, log_interval=1)
+    nats = [record.get("loss") for record in alone.train()]
+    assert nats == [first["loss"], None, None, None, None, last["loss"]]
+    taken = make(source=Listed([(x, none)]), steps=1)
+    taken.validate = lambda model: {"loss": 1.0}
+    with pytest.raises(ValueError, match="validate returned loss"):
+        taken.train()
 
 
 @pytest.mark.parametrize("optimizer", ["Muon", "adam", "", None])

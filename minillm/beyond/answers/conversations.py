@@ -4,7 +4,6 @@ Shown in notebooks/beyond/13_answers.ipynb; which tokens are learned: `minillm.b
 """
 
 import random
-import unicodedata
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
@@ -38,9 +37,6 @@ def conversation_example(tokenizer: Any, messages: Sequence[Mapping[str, Any]]) 
     plain = [_message(message, f"messages[{i}]") for i, message in enumerate(messages)]
     if all(message["role"] != "assistant" for message in plain):
         raise ValueError(f"no answer: the roles are {[message['role'] for message in plain]}")
-    if getattr(tokenizer, "normalizer", None) == "NFC":  # then places in the text stay places
-        for message in plain:
-            message["content"] = unicodedata.normalize("NFC", message["content"])
     text, spans = render_answers(tokenizer, plain)
     ids = tokenizer.encode(text, allowed_special="all", add_special_tokens=False)
     mask = token_mask(tokenizer, text, ids, spans)

@@ -6,6 +6,7 @@ Explained in notebooks/beyond/13_answers.ipynb; conversations as batches, with w
 
 # Built from notebooks/beyond/13_answers.ipynb: edit there, then make build.
 
+import unicodedata
 from collections.abc import Iterable, Sequence
 from itertools import accumulate
 from typing import Any, NamedTuple
@@ -32,11 +33,13 @@ def token_mask(
 ) -> list[bool]:
     """Which tokens of `text` have a character of one of the spans.
 
-    Raises: ValueError if the tokens do not write `text`, byte by byte.
+    Raises: ValueError if the tokens do not write `text`, byte by byte, in its normal form.
     """
     if hasattr(tokenizer, "library"):  # of Hugging Face: it knows which characters a token is from
-        places = tokenizer.library.encode(text, add_special_tokens=False).offsets
+        places = tokenizer.offsets(text, ids)
     else:
+        if form := getattr(tokenizer, "normalizer", None):
+            text, spans = _normalized(form, text, spans)
         if tokenizer.decode_bytes(ids) != text.encode():
             raise ValueError(f"the tokenizer writes another text than {text[:80]!r}")
         sizes = {i: len(tokenizer.decode_bytes([i])) for i in {*ids}}
@@ -47,6 +50,23 @@ def token_mask(
     for begin, end in spans:
         counted[begin:end] = bytes([1]) * (end - begin)
     return [1 in counted[begin:end] for begin, end in places]
+
+
+def _normalized(
+    form: Any, text: str, spans: Sequence[tuple[int, int]]
+) -> tuple[str, list[tuple[int, int]]]:
+    """The text in its normal form, and the spans there; what a border joins is in the span."""
+    whole = unicodedata.normalize(form, text)
+    moved = []
+    for begin, end in spans:
+        before, after = (unicodedata.normalize(form, t) for t in (text[:begin], text[end:]))
+        moved.append((_alike(before, whole), len(whole) - _alike(after[::-1], whole[::-1])))
+    return whole, moved
+
+
+def _alike(a: str, b: str) -> int:
+    pairs = enumerate(zip(a, b, strict=False))
+    return next((n for n, (x, y) in pairs if x != y), min(len(a), len(b)))
 
 
 def document_example(ids: Iterable[int], eos_token_id: int) -> Example:

@@ -24,8 +24,8 @@ def to_onnx(program: ExportedProgram, path: str | Path, *, opset: int = 20) -> N
 
     Inputs are input_ids, position, keys, values; outputs logits, new_keys, new_values. Where
     `path` is a file already, it is replaced as a whole, or stays if something goes wrong.
-    Raises: ValueError for an opset that is not in OPSETS, or that the step cannot be written in;
-        ImportError without onnx and onnxscript.
+    Raises: ValueError for an opset that is not in OPSETS, or that the step cannot be written in,
+        and for one that computes in bfloat16; ImportError without onnx and onnxscript.
     """
     if opset not in OPSETS:
         known = f"{OPSETS[0]} to {OPSETS[-1]}"
@@ -34,6 +34,12 @@ def to_onnx(program: ExportedProgram, path: str | Path, *, opset: int = 20) -> N
         import onnxscript  # noqa: F401
     except ImportError:
         raise ImportError("to_onnx needs the packages onnx and onnxscript") from None
+    values = (*program.state_dict.values(), *program.constants.values(), *program.example_inputs[0])
+    if any(getattr(value, "dtype", None) is torch.bfloat16 for value in values):
+        raise ValueError(
+            "the step computes in bfloat16, which onnxruntime cannot on a CPU: "
+            "export_step(model.float(), ...), or model.half() for a file of the same size"
+        )
     log = logging.getLogger("torch.onnx")
     level = log.level
     log.setLevel(logging.ERROR)

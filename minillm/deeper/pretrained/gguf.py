@@ -578,6 +578,7 @@ def _tokenizer(ours: Mapping[str, Any], cut: str) -> BPETokenizer:
         normalizer="NFC" if cut == "qwen2" else None,
         chat_template=template,
         drop_unknown_bytes=True,
+        named_tokens={f"{name.removesuffix('ding')}_token": t for name, t in named.items()},
     )
 
 

@@ -17,6 +17,9 @@ from minillm.support import fence
 from minillm.support.checks.words import quoted
 from minillm.support.fence_worker import BEGIN, END
 
+# What transformers calls a message's reasoning; gpt-oss's template reads the second name
+_REASONING = ("reasoning_content", "thinking", "reasoning")
+
 _MARK = re.compile(r"\{%[-+]?\s*generation\s*[-+]?%\}")
 
 
@@ -176,18 +179,31 @@ class _Writer:
 
     def __init__(self, tokenizer: Any) -> None:
         self.template, self.time = tokenizer.chat_template, fence.Time()
-        names = ("bos_token", "eos_token", "pad_token")
-        tokens = {name: getattr(tokenizer, name) for name in names}
+        tokens = getattr(tokenizer, "named_tokens", None)
+        if tokens is None:  # of no file
+            names = ("bos_token", "eos_token", "pad_token")
+            tokens = {name: getattr(tokenizer, name) for name in names}
         self.tokens = {name: token for name, token in tokens.items() if token is not None}
 
     def write(self, *wanted: tuple[list[dict[str, Any]], bool, bool]) -> list[str | ValueError]:
         """What the template writes for each of (plain messages, prompt, marked), or its refusal."""
         options = {"tools": None, "documents": None, **self.tokens}
         tasks = [
-            ({"messages": messages, "add_generation_prompt": prompt, **options}, marked)
-            for messages, prompt, marked in wanted
+            (
+                {"messages": [*map(_with_reasoning, m)], "add_generation_prompt": p, **options},
+                marked,
+            )
+            for m, p, marked in wanted
         ]
         return fence.fill(self.template, tasks, self.time)
+
+
+def _with_reasoning(message: dict[str, Any]) -> dict[str, Any]:
+    """The message, its reasoning under all names that a template may ask for."""
+    found = next((message[name] for name in _REASONING if name in message), None)
+    if found is None:
+        return message
+    return {"thinking": found, **message, "reasoning_content": found}
 
 
 def _special_ids(tokenizer: Any, text: str) -> list[int]:
@@ -217,6 +233,8 @@ def _fields(message: Any, place: str, may_hold_lists: bool) -> dict[str, Any]:
             raise ValueError(f"{place} has a key that is no string, but a {type(key).__name__}")
         name = _plain_str(key)
         inside = f"{place}[{name!r}]"
+        if value is None and may_hold_lists and name != "content":
+            continue  # as if it were not there
         if isinstance(value, str):
             found[name] = _plain_str(value)
         elif may_hold_lists and isinstance(value, list | tuple):
@@ -246,7 +264,7 @@ def _strings(messages: list[dict[str, Any]]) -> Iterator[tuple[str, str]]:
 
 
 # What programs, not users, write into a message: it stands in the harmless copy as well.
-_KEYS = {"role", "content", "type", "text", "name"}
+_KEYS = {"role", "content", "type", "text", "name", *_REASONING}
 _VALUES = {
     "role": {"system", "developer", "user", "assistant", "tool", "function", "ipython", "model"},
     "type": {"text", "image", "audio", "video", "image_url", "input_text", "output_text"},

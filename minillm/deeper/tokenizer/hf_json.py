@@ -18,9 +18,11 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from minillm.bpe import GPT2_PATTERN, merge_word
+from minillm.bpe import BEGIN_TOKENS, END_TOKENS, GPT2_PATTERN, PATTERNS, merge_word
 from minillm.deeper.tokenizer.chat_template import choose_template
 from minillm.deeper.tokenizer.merges import bytes_to_unicode
+from minillm.deeper.tokenizer.oniguruma import read_alike
+from minillm.deeper.tokenizer.patterns import WatchedPattern
 from minillm.deeper.tokenizer.vocabulary import find_merges
 from minillm.support.checks.kinds import NULL, SWITCH, TEXT, Kind, any_of, number
 from minillm.support.checks.texts import check_utf8, is_id
@@ -36,6 +38,7 @@ __all__ = [
     "arguments",
     "check_fields",
     "check_merges",
+    "config_of",
     "digest",
     "load",
     "no_collection",
@@ -224,11 +227,19 @@ def arguments(content: Mapping[str, Any]) -> dict[str, Any]:
     if DIGEST not in model:
         check_merges(vocab, pairs, whole_words=model.get("ignore_merges", False))
     found = {"ranks": ranks, "special_tokens": named[True], "added_tokens": named[False]}
-    found["pattern"] = _pattern(content["pre_tokenizer"])
-    found["normalizer"] = "NFC" if content.get("normalizer") else None
+    found["pattern"] = _pattern(content["pre_tokenizer"], ours=DIGEST in model)
+    found["normalizer"] = "NFC" if _normalizer(content) else None
     found["drop_unknown_bytes"] = model.get("unk_token") is None  # as the library does
     begin = _begin_token(content.get("post_processor"))
     return {**found, "add_bos": True, "bos_token": begin} if begin else found
+
+
+def _normalizer(content: Mapping[str, Any]) -> Any:
+    """The file's normalizer; a sequence of one is that one, and a sequence of none is none."""
+    found = content.get("normalizer")
+    while found and found["type"] == "Sequence" and len(found["normalizers"]) < 2:
+        found = found["normalizers"][0] if found["normalizers"] else None
+    return found
 
 
 def _refuse_unknown(content: Mapping[str, Any], model: Mapping[str, Any]) -> None:
@@ -241,7 +252,7 @@ def _refuse_unknown(content: Mapping[str, Any], model: Mapping[str, Any]) -> Non
     for key in ("truncation", "padding"):
         if content.get(key):
             raise ValueError(f"{key} in the file is not supported: {content[key]}")
-    normalizer = content.get("normalizer")
+    normalizer = _normalizer(content)
     if normalizer and normalizer != {"type": "NFC"}:
         raise ValueError(f"normalizer {quoted(normalizer.get('type'))} is not supported, only NFC")
     decoder = content.get("decoder")
@@ -256,8 +267,11 @@ def _refuse_unknown(content: Mapping[str, Any], model: Mapping[str, Any]) -> Non
                 )
 
 
-def _pattern(pre_tokenizer: Mapping[str, Any] | None) -> str | list[str]:
-    """The patterns of the Split and Digits steps, and ByteLevel's own at the end if it has one."""
+def _pattern(pre_tokenizer: Mapping[str, Any] | None, *, ours: bool = False) -> str | list[str]:
+    """The patterns of the Split and Digits steps, and ByteLevel's own at the end if it has one.
+
+    One alone that is not published comes as a list: what it leaves out is a word as well.
+    """
     steps = [pre_tokenizer or {"type": None}]
     if steps[0]["type"] == "Sequence":
         steps = steps[0]["pretokenizers"]
@@ -268,21 +282,22 @@ def _pattern(pre_tokenizer: Mapping[str, Any] | None) -> str | list[str]:
     if level.get("add_prefix_space"):
         raise ValueError("pre_tokenizer with add_prefix_space is not supported")
     own = [GPT2_PATTERN] if level.get("use_regex", True) else []
-    patterns = [_cut_by(step, alone=len(cuts) + len(own) == 1) for step in cuts] + own
+    patterns = [_cut_by(step, alone=len(cuts) + len(own) == 1, ours=ours) for step in cuts] + own
     if not patterns:
         raise ValueError("pre_tokenizer ByteLevel must cut by its own regex, or after another step")
-    return patterns[0] if len(patterns) == 1 else patterns
+    return patterns[0] if len(patterns) == 1 and patterns[0] in PATTERNS.values() else patterns
 
 
-def _cut_by(step: Mapping[str, Any], *, alone: bool) -> str:
-    """The pattern of one step. Of several, none may take text away."""
+def _cut_by(step: Mapping[str, Any], *, alone: bool, ours: bool) -> str:
+    """The pattern of one step, as `regex` reads it. None may take text away."""
     if step["type"] == "Digits":
         return r"\p{N}" if step.get("individual_digits") else r"\p{N}+"
-    how = (step["behavior"], step.get("invert", False))
-    fits = how == ("Isolated", False) or (how == ("Removed", True) and alone)
-    if not fits or "Regex" not in step["pattern"]:
+    how, pattern = (step["behavior"], step.get("invert", False)), step["pattern"].get("Regex")
+    whole = alone and pattern in PATTERNS.values()  # there is no text between its words
+    if pattern is None or not (how == ("Isolated", False) or (how == ("Removed", True) and whole)):
         raise ValueError(f"pre_tokenizer Split {step} is not supported")
-    return step["pattern"]["Regex"]
+    WatchedPattern(pattern)  # what is no regular expression at all says so
+    return pattern if ours else read_alike(pattern, theirs=True)
 
 
 def _begin_token(processor: Mapping[str, Any] | None) -> str | None:
@@ -306,7 +321,8 @@ def to_json(tokenizer: "BPETokenizer") -> dict[str, Any]:
 
     Tokens that no merge makes (some vocabularies have them) are listed with all their splits, and
     `ignore_merges` lets a whole word be one of them, as Llama 3's file does.
-    Raises: ValueError if a special or added token is spelled as the file spells another.
+    Raises: ValueError if a special or added token is spelled as the file spells another, or for a
+        pattern that other libraries would read otherwise.
     """
     ranks, whole_words = tokenizer.ranks, False
     merges: list[tuple[bytes, ...]] = []
@@ -320,7 +336,8 @@ def to_json(tokenizer: "BPETokenizer") -> dict[str, Any]:
     pattern = tokenizer.pattern
     patterns = [pattern] if isinstance(pattern, str) else pattern
     split = {"type": "Split", "behavior": "Isolated", "invert": False}
-    cuts: list[dict[str, Any]] = [{**split, "pattern": {"Regex": one}} for one in patterns]
+    alike = [read_alike(one, theirs=False) for one in patterns]
+    cuts: list[dict[str, Any]] = [{**split, "pattern": {"Regex": one}} for one in alike]
     level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
     level["use_regex"] = False
     model: dict[str, Any] = {"type": "BPE", "dropout": None, "unk_token": None}
@@ -378,7 +395,31 @@ if TYPE_CHECKING:
 
 NAMES = ("bos_token", "eos_token", "pad_token")
 
+_ALL_NAMES = (*NAMES, "unk_token", "sep_token", "cls_token", "mask_token")  # a template sees these
+
 _TEMPLATE = "chat_template.jinja"
+
+
+def config_of(tokenizer: Any) -> dict[str, Any]:
+    """What `tokenizer_config.json` says of a tokenizer of either class.
+
+    Of one that was loaded, a token that the files did not name is guessed again by the next reader.
+    """
+    found = {name: getattr(tokenizer, name) for name in NAMES}
+    if (named := tokenizer.named_tokens) is not None:
+        known, usual = (
+            tokenizer.special_tokens,
+            {"bos_token": BEGIN_TOKENS, "eos_token": END_TOKENS},
+        )
+        guess = {n: next((t for t in tokens if t in known), None) for n, tokens in usual.items()}
+        guess["pad_token"] = tokenizer.eos_token
+        if tokenizer.add_bos:
+            guess["bos_token"] = tokenizer.bos_token  # the tokenizer's file says it
+        found = {n: token for n, token in found.items() if n in named or token != guess[n]}
+        found = {**named, **found}
+    found["chat_template"] = tokenizer.chat_template
+    found = {"tokenizer_class": "PreTrainedTokenizerFast", **found}
+    return {key: value for key, value in found.items() if value is not None}
 
 
 def save(tokenizer: "BPETokenizer", directory: Path) -> None:
@@ -386,10 +427,7 @@ def save(tokenizer: "BPETokenizer", directory: Path) -> None:
 
     Raises: ValueError as `to_json`, before anything is written.
     """
-    config = {name: getattr(tokenizer, name) for name in (*NAMES, "chat_template")}
-    config = {"tokenizer_class": "PreTrainedTokenizerFast", **config}
-    config = {key: value for key, value in config.items() if value is not None}
-    files = {"tokenizer_config.json": config, "tokenizer.json": to_json(tokenizer)}
+    files = {"tokenizer_config.json": config_of(tokenizer), "tokenizer.json": to_json(tokenizer)}
     with transaction(directory, remove=(_TEMPLATE,)) as staging:  # an older one would be read
         for name, content in files.items():
             text = json.dumps(content, ensure_ascii=False, indent=1)
@@ -457,8 +495,8 @@ TOKENIZER_FIELDS: dict[str, Kind] = {
 }
 
 CONFIG_FIELDS: dict[str, Kind] = {
-    **dict.fromkeys(NAMES, _TOKEN),
-    **{f"{name}.content": TEXT for name in NAMES},
+    **dict.fromkeys(_ALL_NAMES, _TOKEN),
+    **{f"{name}.content": TEXT for name in _ALL_NAMES},
     "chat_template": any_of(TEXT, _LIST, NULL),
     "chat_template.*": _OBJECT,
     **dict.fromkeys(("chat_template.*.name", "chat_template.*.template"), TEXT),
@@ -561,7 +599,9 @@ def read_config(folder: Path) -> dict[str, Any]:
     config = read_json(path) if path.exists() else {}
     try:
         check_fields(config, CONFIG_FIELDS)
-        found = {name: _content(config.get(name)) for name in NAMES}
+        named = {name: _content(config.get(name)) for name in _ALL_NAMES}
+        found = {name: named[name] for name in NAMES}
+        found["named_tokens"] = {name: token for name, token in named.items() if token is not None}
         if not template.exists():
             found["chat_template"] = choose_template(config.get("chat_template"))
     except (ValueError, KeyError) as error:
@@ -632,7 +672,9 @@ def to_tiktoken(tokenizer: "BPETokenizer", name: str = "minillm") -> "tiktoken.E
         )
     pattern = tokenizer.pattern
     if not isinstance(pattern, str):
-        raise ValueError(f"tiktoken cuts text by one pattern, and this tokenizer by {pattern}")
+        if len(pattern) > 1:
+            raise ValueError(f"tiktoken cuts text by one pattern, and this tokenizer by {pattern}")
+        pattern = rf"{pattern[0]}|(?:(?!{pattern[0]})[\s\S])+"  # what is between its words
     names = {**tokenizer.special_tokens, **tokenizer.added_tokens}
     inside = [(a, b) for a in names for b in names if a != b and a in b]
     if inside:

@@ -151,7 +151,5 @@ class SeveralPatterns(WatchedPattern):
 
 
 def watched(pattern: str | Sequence[str]) -> PreTokenizer:
-    """What cuts text by a pattern of a stranger, or by several."""
-    if isinstance(pattern, str) or len(pattern) == 1:
-        return WatchedPattern(pattern if isinstance(pattern, str) else pattern[0])
-    return SeveralPatterns(pattern)
+    """What cuts text by a pattern of a stranger, or by several, or by one that may leave gaps."""
+    return WatchedPattern(pattern) if isinstance(pattern, str) else SeveralPatterns(pattern)

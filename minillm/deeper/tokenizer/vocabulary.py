@@ -6,6 +6,7 @@ Explained in notebooks/deeper/02_tokenizer_files.
 # Built from notebooks/deeper/02_tokenizer_files.ipynb: edit there, then make build.
 
 from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
 from minillm.bpe import BPETokenizer, merge_word
 
@@ -43,5 +44,6 @@ def prune(tokenizer: BPETokenizer, keep_ids: Iterable[int]) -> tuple[BPETokenize
     special = {token: new_id[i] for token, i in tokenizer.special_tokens.items()}
     added = {token: new_id[i] for token, i in tokenizer.added_tokens.items()}
     names = ("bos_token", "eos_token", "pad_token", "add_bos", "normalizer", "chat_template")
-    options = {name: getattr(tokenizer, name) for name in (*names, "drop_unknown_bytes")}
+    more = ("drop_unknown_bytes", "named_tokens")
+    options: dict[str, Any] = {name: getattr(tokenizer, name) for name in names + more}
     return BPETokenizer(ranks, tokenizer.pattern, special, added_tokens=added, **options), old_ids

@@ -11,15 +11,15 @@ import json
 import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from functools import cached_property, partial
+from contextlib import contextmanager, suppress
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from minillm.bpe import BEGIN_TOKENS, END_TOKENS, BPETokenizer, well_formed
 from minillm.deeper.tokenizer.bulk import StreamDecoder
 from minillm.deeper.tokenizer.chat_template import render_chat
-from minillm.deeper.tokenizer.hf_json import DIGEST, NAMES, read_config, read_tokenizer, unspell
+from minillm.deeper.tokenizer.hf_json import DIGEST, config_of, read_config, read_tokenizer, unspell
 from minillm.support.checks.words import quoted
 from minillm.support.files import transaction, write_json
 
@@ -31,17 +31,18 @@ if TYPE_CHECKING:
 
     from minillm.bpe import Allowed
 
-_BYTE = re.compile(r"<0x([0-9A-F]{2})>")
-
+_BYTE = re.compile(r"<0x([0-9A-Fa-f+][0-9A-Fa-f])>")
 
 _KNOWN = ("ByteLevel", "ByteFallback", "Metaspace", "Replace", "Fuse", "Strip")
 
+_BESIDE = "\ue000"  # stands for the tokens before and after: no decoder changes it
 
-def token_reader(decoder: Decoder | None) -> Callable[[str], bytes]:
-    """The function from a token to its bytes; where the token stands makes no difference.
 
-    The library's own decoder gives text only, and gives U+FFFD for a token that is a part of a
-    character. Raises: ValueError for a decoder of another kind, or one that replaces by a regex.
+def spelling(decoder: Decoder | None) -> Callable[[str], bytes]:
+    """How a decoder's tokens spell what is no character: from such a token to its bytes.
+
+    Raises: ValueError for a decoder of another kind, or one that replaces by a regex or across
+        tokens.
     """
     steps = [] if decoder is None else [json.loads(decoder.__getstate__())]
     if steps and steps[0]["type"] == "Sequence":
@@ -49,31 +50,22 @@ def token_reader(decoder: Decoder | None) -> Callable[[str], bytes]:
     kinds = [step["type"] for step in steps]
     if not steps or not set(kinds).issubset(_KNOWN):
         raise ValueError(f"decoder {kinds} is not supported, only {', '.join(_KNOWN)}")
-    if "ByteLevel" in kinds:
-        return _spelled_bytes
-    swaps = [(s["replacement"], " ") for s in steps if s["type"] == "Metaspace"]
+    fused = False
     for step in steps:
-        if step["type"] == "Replace":
-            if "String" not in step["pattern"]:
-                raise ValueError(f"decoder Replace is not supported with {step['pattern']}")
-            swaps.append((step["pattern"]["String"], step["content"]))
-    return partial(_swapped, swaps=swaps, byte_fallback="ByteFallback" in kinds)
+        if step["type"] == "Replace" and (
+            "String" not in step["pattern"] or (fused and len(step["pattern"]["String"]) > 1)
+        ):
+            raise ValueError(f"decoder Replace is not supported with {step['pattern']}")
+        if fused and step["type"] in ("ByteFallback", "ByteLevel"):
+            raise ValueError(f"decoder {kinds} is not supported: {step['type']} of joined tokens")
+        fused |= step["type"] in ("Fuse", "ByteLevel")
+    return unspell if "ByteLevel" in kinds else _fallen_back
 
 
-# The readers are plain functions, so that a tokenizer can be pickled for other processes.
-def _swapped(token: str, *, swaps: list[tuple[str, str]], byte_fallback: bool) -> bytes:
-    if byte_fallback and (byte := _BYTE.fullmatch(token)):
-        return bytes([int(byte[1], 16)])
-    for old, new in swaps:
-        token = token.replace(old, new)
-    return token.encode()
-
-
-def _spelled_bytes(token: str) -> bytes:
-    try:
-        return unspell(token)
-    except ValueError:
-        return token.encode()
+def _fallen_back(token: str) -> bytes:
+    """The byte that stands for itself. Raises: ValueError if none does."""
+    byte = _BYTE.fullmatch(token)
+    return bytes([int(byte[1] if byte else "", 16)])
 
 
 _TEMPLATE = "chat_template.jinja"
@@ -94,6 +86,7 @@ class WrappedTokenizer:
         bos_token, eos_token, pad_token: which special tokens begin and end a text, and fill a
             batch (default: the first well-known name; the end token also fills).
         chat_template: a Jinja2 template for `apply_chat_template`.
+        named_tokens: what it sees under names such as "unk_token" (default: the three above).
     Raises: ValueError if one of the names is no token, or for a decoder that we cannot follow.
     """
 
@@ -105,8 +98,10 @@ class WrappedTokenizer:
         eos_token: str | None = None,
         pad_token: str | None = None,
         chat_template: str | None = None,
+        named_tokens: Mapping[str, str] | None = None,
     ) -> None:
         self.library, self.chat_template = tokenizer, chat_template
+        self.named_tokens = named_tokens
         tokenizer.no_padding()
         tokenizer.no_truncation()
         for name in filter(None, (bos_token, eos_token, pad_token)):
@@ -129,7 +124,7 @@ class WrappedTokenizer:
         self.add_bos = framed[:1] == [begin]
         spellings = sorted(map(re.escape, known), key=len, reverse=True)
         self._special = re.compile("|".join(spellings) or "(?!)")
-        self._as_bytes = token_reader(tokenizer.decoder)
+        self._spelled = spelling(tokenizer.decoder)
 
     @classmethod
     def load(cls, path: str | Path) -> WrappedTokenizer:
@@ -163,6 +158,18 @@ class WrappedTokenizer:
         library = self._blind if self._special.search(text) else self.library
         with _failures_are_errors():
             return library.encode(text, add_special_tokens=False).ids
+
+    def offsets(self, text: str, ids: Sequence[int]) -> list[tuple[int, int]]:
+        """Where in `text` the characters of each of its `ids` stand, as (begin, end).
+
+        Raises: ValueError if neither `encode_ordinary` nor `encode` gives these ids for it.
+        """
+        for library in (self.library, self._blind):
+            with _failures_are_errors():
+                found = library.encode(well_formed(text), add_special_tokens=False)
+            if found.ids == [*ids]:
+                return found.offsets
+        raise ValueError(f"the tokenizer writes another text than {text[:80]!r}")
 
     @cached_property
     def _blind(self) -> tokenizers.Tokenizer:
@@ -209,18 +216,23 @@ class WrappedTokenizer:
         return None if number is None else self.library.id_to_token(number)
 
     def decode_bytes(self, ids: Iterable[int]) -> bytes:
-        """The bytes that the tokens stand for. Raises: ValueError for an unknown id."""
+        """The bytes that the tokens stand for in the middle of a text, as the library decodes it.
+
+        Raises: ValueError for an unknown id.
+        """
         return b"".join(map(self._bytes_of, _list(ids)))
 
     def _bytes_of(self, i: int) -> bytes:
         token = self.library.id_to_token(i) if 0 <= i < self.vocab_size else None
         if token is None:
             raise ValueError(f"no token has the id {i}; there are {len(self)} ids")
-        return token.encode() if token in self._added else self._as_bytes(token)
-
-    @cached_property
-    def _added(self) -> set[str]:
-        return {token.content for token in self.library.get_added_tokens_decoder().values()}
+        with _failures_are_errors():
+            text = self.library.decoder.decode([_BESIDE, token, _BESIDE])[1:-1]
+        if "\ufffd" in text:  # the library gives text only, but this may be a part of a character
+            with suppress(ValueError):
+                data = self._spelled(token)
+                return data if data.decode("utf-8", "replace") == text else text.encode()
+        return text.encode()
 
     def decode(
         self, ids: Iterable[int], *, errors: str = "replace", skip_special_tokens: bool = False
@@ -259,10 +271,7 @@ class WrappedTokenizer:
 
     def save(self, directory: str | Path) -> None:
         """Write `tokenizer.json` and `tokenizer_config.json`, which Hugging Face reads."""
-        config = {name: getattr(self, name) for name in (*NAMES, "chat_template")}
-        config = {"tokenizer_class": "PreTrainedTokenizerFast", **config}
-        config = {key: value for key, value in config.items() if value is not None}
-        config["clean_up_tokenization_spaces"] = False
+        config = {**config_of(self), "clean_up_tokenization_spaces": False}
         with transaction(Path(directory), remove=(_TEMPLATE,)) as staging:  # it would be read
             write_json(staging / "tokenizer_config.json", config)
             text = self.library.to_str(pretty=True)

@@ -1,12 +1,16 @@
 """Examples of a JSON lines file: trl's two formats, as its documentation gives them."""
 
 import json
+import unicodedata
 
 import pytest
+from tokenizer_folders import falcons
+from tokenizers import normalizers
 
 from minillm.beyond.answers.conversations import conversation_example
 from minillm.beyond.answers.sft_files import completion_example, read_examples
 from minillm.bpe import BPETokenizer
+from minillm.deeper.tokenizer.wrapped import WrappedTokenizer
 
 ASK, SAY = "What color is the sky?", "It is blue."
 TALK = [{"role": "user", "content": ASK}, {"role": "assistant", "content": SAY}]
@@ -80,3 +84,64 @@ def test_what_is_no_file(tokenizer, tmp_path):
         read_examples(tokenizer, [TALK])
     with pytest.raises(ValueError, match="holds no example"):
         read_examples(tokenizer, write(tmp_path / "x.jsonl", ""))
+
+
+def decomposed(text):
+    return unicodedata.normalize("NFD", text)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "completion", "first"),
+    [
+        ("Thủ đô Việt Nam: ", "Hà Nội", "Hà Nội"),
+        ("é", "é", "é"),
+        ("한국", "각", "각"),
+        ("e", "\u0301x", "éx"),  # what the border joins is learned
+        ("\u1100", "\u1161\u11a8", "각"),
+        ("ba\u0302", "\u0323 c", "ậ c"),
+        ("ab", "cd", "cd"),
+        ("Å", "\u0344", "\u0308\u0301"),  # its normal form is two characters
+    ],
+)
+def test_decomposed_text_is_the_same_example(prompt, completion, first):
+    made = BPETokenizer.train("Hà Nội 각 ậ", 290, special_tokens=["<|endoftext|>"])
+    composed = BPETokenizer(made.ranks, made.pattern, made.special_tokens, normalizer="NFC")
+    example = completion_example(composed, prompt, completion)
+    assert learned(composed, example) == first + "<|endoftext|>"
+    whole = unicodedata.normalize("NFC", prompt + completion)
+    assert composed.decode(example.ids) == whole + "<|endoftext|>"
+    assert completion_example(composed, decomposed(prompt), decomposed(completion)) == example
+
+
+def test_a_conversation_is_decomposed_anywhere(tokenizer):
+    """In its words, in its reasoning, in what the template itself writes."""
+    template = (
+        "{% for m in messages %}À {{ m.reasoning }}|{{ m.content }}{{ eos_token }}{% endfor %}"
+    )
+    template += "{% if add_generation_prompt %}À {% endif %}"
+    talk = [{**TALK[0], "reasoning": "é"}, {**TALK[1], "content": "Hà Nội", "reasoning": "Việt"}]
+    examples = []
+    for form in ("NFC", "NFD"):
+        special = tokenizer.special_tokens
+        made = BPETokenizer(tokenizer.ranks, tokenizer.pattern, special, normalizer="NFC")
+        made.chat_template = unicodedata.normalize(form, template)
+        messages = [{k: unicodedata.normalize(form, v) for k, v in m.items()} for m in talk]
+        examples.append(conversation_example(made, messages))
+    assert examples[0] == examples[1]
+    assert learned(made, examples[0]) == "Việt|Hà Nội<|endoftext|>"
+
+
+@pytest.mark.parametrize("normalizer", [None, normalizers.NFC(), normalizers.NFKC()])
+def test_a_wrapped_tokenizer_knows_its_places(normalizer):
+    library = falcons()
+    library.normalizer = normalizer
+    wrapped = WrappedTokenizer(library)
+    prompt, completion = decomposed("Việt "), decomposed("Nội é")
+    example = completion_example(wrapped, prompt, completion)
+    text = unicodedata.normalize("NFC", completion) if normalizer else completion
+    assert learned(wrapped, example) == text + "<|endoftext|>"
+    spelled = completion_example(wrapped, "a <|endoftext|> b", " <|endoftext|> c")
+    assert len(spelled.ids) == len(spelled.mask)
+    assert learned(wrapped, spelled) == " <|endoftext|> c<|endoftext|>"
+    with pytest.raises(ValueError, match="writes another text than 'a'"):
+        wrapped.offsets("a", [1, 2])

@@ -108,6 +108,26 @@ def test_an_unknown_opset_is_named_with_the_known_ones(opset, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+def test_bfloat16_is_refused_where_no_runtime_could_open_it(tmp_path):
+    pytest.importorskip("onnxscript")
+    whole = CausalLM(ModelConfig(**SMALL)).eval().to(torch.bfloat16)
+    program = export_step(whole, max_length=4)
+    with pytest.raises(ValueError, match=r"bfloat16, which onnxruntime cannot.*model\.float\(\)"):
+        to_onnx(program, tmp_path / "step.onnx")
+    assert not (tmp_path / "step.onnx").exists()
+    for dtype in (torch.float16, torch.float32, torch.float64):
+        to_onnx(export_step(whole.to(dtype), max_length=4), tmp_path / "step.onnx")
+        step, cache = (
+            onnx_session(tmp_path / "step.onnx"),
+            DecodingStep(whole, max_length=4).empty(),
+        )
+        ids = torch.ones(1, 1, dtype=torch.long)
+        with torch.no_grad():
+            ours = DecodingStep(whole, max_length=4)(ids, torch.tensor([0]), *cache)
+        theirs = step(ids, torch.tensor([0]), *cache)
+        torch.testing.assert_close([*theirs], [*ours], atol=2e-2, rtol=1e-2)
+
+
 def test_without_onnxscript_the_error_says_what_is_missing(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "onnxscript", None)
     with pytest.raises(ImportError, match="onnx and onnxscript"):

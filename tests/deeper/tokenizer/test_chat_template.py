@@ -13,6 +13,7 @@ from tokenizer_folders import GEMMA_CHAT, KINDS, byte_level, write
 from tokenizer_texts import NATURAL
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
+from minillm.beyond.answers.conversations import conversation_example
 from minillm.bpe import LLAMA3_PATTERN, QWEN2_PATTERN, BPETokenizer
 from minillm.deeper.tokenizer.chat_template import render_chat
 from minillm.deeper.tokenizer.wrapped import load_tokenizer
@@ -479,3 +480,98 @@ def test_whatever_is_said_the_special_tokens_are_the_templates(qwen, talk, betwe
 @pytest.fixture(scope="module")
 def qwen(tmp_path_factory):
     return chatml_folder(tmp_path_factory.mktemp("chat"), "bpe", CHATML)
+
+
+THOUGHTS = """{%- for m in messages %}
+{%- if m.reasoning_content %}<think>{{ m.reasoning_content }}</think>{% endif %}
+{%- if m.thinking %}[{{ m.thinking }}]{% endif %}{% if m.reasoning %}({{ m.reasoning }}){% endif %}
+{%- for key in m %} {{ key }}{% endfor %}
+{%- if m.role == 'assistant' %}{% generation %}{{ m.content }}<|im_end|>{% endgeneration %}
+{%- else %}{{ m.content }}<|im_end|>{% endif %}{% endfor %}"""
+THINKERS = [
+    {"reasoning": "r"},
+    {"thinking": "t"},
+    {"reasoning_content": "c"},
+    {"reasoning": "r", "thinking": "t"},
+    {"reasoning": "r", "reasoning_content": "c"},
+    {"thinking": "t", "reasoning_content": None, "reasoning": "r", "tool_calls": None},
+    {"reasoning": ""},
+    {"reasoning": None},
+]
+
+
+@pytest.mark.parametrize("thoughts", THINKERS)
+@pytest.mark.parametrize("kind", ["bpe", "wrapped"])
+def test_reasoning_has_all_its_names(kind, thoughts, tmp_path):
+    ours = chatml_folder(tmp_path, kind, THOUGHTS)
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    talk = [USER, {**ANSWER, **thoughts}, AGAIN, {**thoughts, **ANSWER}]
+    text = theirs.apply_chat_template(talk, tokenize=False)
+    assert render_chat(ours, talk, add_generation_prompt=False) == text
+    found = theirs.apply_chat_template(talk, return_dict=True, return_assistant_tokens_mask=True)
+    example = conversation_example(ours, talk)
+    assert example.ids == found["input_ids"]
+    assert example.mask == [bool(m) for m in found["assistant_masks"]]
+    assert talk[1] == {**ANSWER, **thoughts}  # as it was
+
+
+SEEN = """{{- [bos_token, eos_token, unk_token, sep_token, pad_token, cls_token, mask_token] }}
+{%- for name in ("a", "b") if bos_token is defined %}!{% endfor %}
+{%- for m in messages %}{{ m.content }}{% endfor %}"""
+NAMED = [
+    {},
+    {"eos_token": "<|im_end|>"},
+    {"bos_token": None, "unk_token": "<|endoftext|>", "mask_token": "<|im_start|>"},
+    {
+        "bos_token": {"__type": "AddedToken", "content": "<|im_start|>"},
+        "cls_token": "<s>",
+        "pad_token": "<s>",
+    },
+]
+
+
+@pytest.mark.parametrize("named", NAMED)
+@pytest.mark.parametrize("kind", ["bpe", "wrapped"])
+def test_a_template_sees_the_tokens_that_the_files_name(kind, named, tmp_path):
+    write_bpe(tmp_path, "qwen2", SEEN)
+    path = tmp_path / "tokenizer.json"
+    content = json.loads(path.read_text())
+    content["added_tokens"].append({**content["added_tokens"][-1], "content": "<s>", "id": 990})
+    if kind == "wrapped":
+        content["normalizer"] = {"type": "NFKC"}
+    path.write_text(json.dumps(content))
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", "chat_template": SEEN, **named}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    ours = load_tokenizer(tmp_path)
+    assert isinstance(ours, BPETokenizer) == (kind == "bpe")
+    assert ours.eos_token and ours.bos_token  # guessed where nobody names them
+    ours.save(tmp_path / "again")
+    theirs = transformers.PreTrainedTokenizerFast  # other classes have names of their own
+    talks = {
+        render_chat(tokenizer, [USER], add_generation_prompt=False)
+        for tokenizer in (ours, load_tokenizer(tmp_path / "again"))
+    } | {
+        theirs.from_pretrained(folder).apply_chat_template([USER], tokenize=False)
+        for folder in (tmp_path, tmp_path / "again")
+    }
+    assert len(talks) == 1
+
+
+def test_a_token_that_is_named_later_is_saved(tmp_path):
+    ours = chatml_folder(tmp_path, "bpe", SEEN)
+    assert ours.pad_token != "<|im_start|>"
+    ours.pad_token = "<|im_start|>"
+    ours.save(tmp_path)
+    assert load_tokenizer(tmp_path).pad_token == "<|im_start|>"
+
+
+def test_of_no_file_a_template_sees_what_will_be_saved(tmp_path):
+    own = BPETokenizer.train("one fish", 258, special_tokens=["<|endoftext|>", "<s>"])
+    own.chat_template = SEEN
+    own.save(tmp_path)
+    text = render_chat(own, [USER], add_generation_prompt=False)
+    again = load_tokenizer(tmp_path)
+    assert text == render_chat(again, [USER], add_generation_prompt=False)
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    assert text == theirs.apply_chat_template([USER], tokenize=False)
+    assert "<s>" in text and text.count("<|endoftext|>") == 2  # it ends and fills

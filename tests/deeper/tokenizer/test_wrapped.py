@@ -11,17 +11,19 @@ import torch
 import transformers
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizer_folders import KINDS, byte_level, old_style, write
+from tokenizer_folders import KINDS, byte_level, falcons, gemmas, new_style, old_style, write
 from tokenizer_texts import NATURAL
-from tokenizers import Regex, decoders, pre_tokenizers
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from minillm.bpe import GPT4_PATTERN, BPETokenizer
 from minillm.config import ModelConfig
+from minillm.deeper.generation.conversation import Conversation
 from minillm.deeper.generation.stream import StopStrings, stream_text
 from minillm.deeper.pretrained.load import from_pretrained, save_pretrained
 from minillm.deeper.tokenizer.hf_json import DIGEST
 from minillm.deeper.tokenizer.wrapped import WrappedTokenizer, load_tokenizer
 from minillm.model import CausalLM
+from minillm.training import token_byte_lengths
 
 TEXTS = [
     *NATURAL.values(),
@@ -303,15 +305,135 @@ def test_an_end_token_that_the_file_adds(tmp_path):
     assert not found.add_bos
 
 
-@pytest.mark.parametrize("kind", ["falcon", "llama-2"])
-def test_added_tokens_are_spelled_as_they_are(kind, folder):
-    tokenizer = load_tokenizer(folder(kind)).library
-    names = ["<|é|>", "<a▁b>", "<Ġ>"]
-    tokenizer.add_special_tokens(names)
-    found = WrappedTokenizer(tokenizer)
-    ids = found.encode("".join(names), allowed_special="all")[-3:]
-    assert ids == [found.special_tokens[name] for name in names]
-    assert found.decode_bytes(ids) == "".join(names).encode()
+def gemmas_with_runs():
+    """Gemma's own file adds its runs of spaces, as it does its runs of line ends."""
+    tokenizer = gemmas()
+    runs = ["▁" * n for n in range(2, 32)]
+    tokenizer.add_tokens([AddedToken(run, normalized=False) for run in runs])
+    return tokenizer
+
+
+def with_names(tokenizer):
+    tokenizer.add_special_tokens(["<|é|>", "<a▁b>", "<Ġ>", "<0xE9>", "▁", "<0xe9>"])
+    tokenizer.add_tokens(["<think>", "a▁▁b", "▁▁▁▁", "ĠĠ", "Ã©", "\ufffd", "猫\ufffd"])
+    return tokenizer
+
+
+def decoded_by(decoder, make=old_style):
+    def make_it():
+        tokenizer = with_names(make())
+        tokenizer.decoder = decoder
+        return tokenizer
+
+    return make_it
+
+
+def unigrams():
+    """T5's kind."""
+    trainer = trainers.UnigramTrainer(
+        vocab_size=400, special_tokens=["<pad>", "</s>", "<unk>"], unk_token="<unk>",
+        show_progress=False,
+    )  # fmt: skip
+    tokenizer = Tokenizer(models.Unigram())
+    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
+    tokenizer.train_from_iterator([*NATURAL.values()] * 2, trainer)
+    return with_names(tokenizer)
+
+
+SPACE = decoders.Replace("▁", " ")
+FILES = {
+    "gemma": gemmas_with_runs,
+    "gemma, named": lambda: with_names(gemmas()),
+    "llama-2": lambda: with_names(old_style()),
+    "mistral-0.3": lambda: with_names(new_style()),
+    "byte level": lambda: with_names(falcons()),
+    "t5": unigrams,
+    **{
+        f"metaspace {scheme}": decoded_by(decoders.Metaspace("▁", prepend_scheme=scheme))
+        for scheme in ("always", "never", "first")
+    },
+    "replace alone": decoded_by(SPACE),
+    "not fused": decoded_by(decoders.Sequence([decoders.ByteFallback(), SPACE])),
+    "each stripped": decoded_by(decoders.Sequence([SPACE, decoders.Strip(" ", 1, 0)])),
+    "both ends stripped": decoded_by(
+        decoders.Sequence(
+            [SPACE, decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 2, 3)]
+        )
+    ),
+    "two replaced": decoded_by(
+        decoders.Sequence([decoders.Replace("▁▁", "\t"), SPACE, decoders.Replace("e", "é")])
+    ),
+    "replaced when fused": decoded_by(decoders.Sequence([decoders.Fuse(), SPACE])),
+    "byte level, fused": decoded_by(
+        decoders.Sequence([decoders.ByteLevel(), decoders.Fuse()]), falcons
+    ),
+}
+
+
+@pytest.mark.parametrize("make", FILES.values(), ids=FILES)
+def test_bytes_and_text_of_every_id_are_the_same(make):
+    tokenizer = WrappedTokenizer(make())
+    library, lengths = tokenizer.library, token_byte_lengths(tokenizer)
+    a = library.token_to_id("a")
+    cut_off = set(tokenizer.special_tokens.values())
+    assert library.decode([a]) == "a" and tokenizer.vocab_size > 250
+    for i in range(tokenizer.vocab_size):
+        if library.id_to_token(i) is None:
+            continue
+        for ids in ([a, i, a], [a, i, i, a], [a, a, i, a]):
+            text = library.decode(ids, skip_special_tokens=False)
+            decoder = tokenizer.decoder()
+            streamed = "".join(map(decoder.push, ids)) + decoder.finish()
+            written = tokenizer.decode_bytes(ids).decode("utf-8", "replace")
+            assert tokenizer.decode(ids) == text == written == streamed, library.id_to_token(i)
+        assert lengths[i] == (0 if i in cut_off else len(tokenizer.decode_bytes([i])))
+    copy = pickle.loads(pickle.dumps(tokenizer))
+    every = [i for i in range(tokenizer.vocab_size) if library.id_to_token(i)]
+    assert copy.decode_bytes(every) == tokenizer.decode_bytes(every)
+
+
+def test_four_spaces_are_four_spaces_wherever_text_is_made():
+    tokenizer = WrappedTokenizer(gemmas_with_runs(), chat_template="{{ messages[0].content }}")
+    config = ModelConfig(tokenizer.vocab_size, 16, 1, 1, 32)
+    model, run = CausalLM(config).eval(), tokenizer.library.token_to_id("▁▁▁▁")
+    with torch.no_grad():
+        for p in model.parameters():
+            p.zero_()
+    always = FixedToken(run)
+    prompt = torch.tensor([tokenizer.encode("a")])
+    pieces = stream_text(model, tokenizer, prompt, max_new_tokens=3, sampler=always)
+    assert "".join(pieces) == " " * 12
+    stopped = stream_text(model, tokenizer, prompt, max_new_tokens=3, sampler=always, stop="     ")
+    assert "".join(stopped) == ""
+    stops = StopStrings(None, "  ", tokenizer, config)
+    assert stops.ended([run]) and token_byte_lengths(tokenizer)[run] == 4
+    talk = Conversation(model, tokenizer)
+    assert talk.ask("a", max_new_tokens=2, sampler=always) == " " * 8
+
+
+class FixedToken:
+    """A sampler that always draws the same."""
+
+    def __init__(self, token):
+        self.token = token
+
+    def __call__(self, logits, ids):
+        return torch.full(logits.shape[:1], self.token)
+
+
+@pytest.mark.parametrize(
+    "decoder",
+    [
+        decoders.Sequence([decoders.Fuse(), decoders.Replace("  ", " ")]),
+        decoders.Sequence([decoders.Fuse(), decoders.ByteFallback()]),
+        decoders.Sequence([decoders.Fuse(), decoders.ByteLevel()]),
+        decoders.CTC(),
+        decoders.BPEDecoder(),
+    ],
+)
+def test_decoders_that_read_across_tokens_are_refused(decoder):
+    with pytest.raises(ValueError, match=r"decoder .* is not supported"):
+        WrappedTokenizer(decoded_by(decoder)())
 
 
 def test_limits_in_the_file_do_not_cut_texts(tmp_path):
