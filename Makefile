@@ -76,21 +76,18 @@ check: $(READY)  ## package equals notebooks; ruff and mypy are content
 bench: $(READY)  ## measure beside the peers (minutes); see benchmarks/RESULTS.md
 	@for script in $(filter-out benchmarks/trl_losses.py,$(wildcard benchmarks/*.py)); do echo "== $$script"; OMP_NUM_THREADS=1 $(BIN)/python $$script || exit 1; done
 
-# The web edition. Pages are made by Sphinx in an environment of its own; onnxruntime-web is npm's.
+# The web edition. Pages are made by Sphinx in an environment of its own.
 .PHONY: site-tools site serve test-browser
 SITE_TOOLS := build/site-tools
-site-tools: $(SITE_TOOLS)/.ready ## fetch once what `make site` needs: Sphinx (pip) and onnxruntime-web (npm)
+site-tools: $(SITE_TOOLS)/.ready ## fetch once what `make site` needs: Sphinx (pip)
 
-$(SITE_TOOLS)/.ready: tools/site/requirements.txt tools/site/package.json tools/site/package-lock.json
-	@npm --version > /dev/null || { echo "make site-tools needs npm (Node.js): https://nodejs.org"; exit 1; }
+$(SITE_TOOLS)/.ready: tools/site/requirements.txt
 	$(PYTHON) -m venv $(SITE_TOOLS)/venv
 	$(SITE_TOOLS)/venv/bin/python -m pip install --quiet -r tools/site/requirements.txt
-	cp tools/site/package.json tools/site/package-lock.json $(SITE_TOOLS)
-	npm ci --prefix $(SITE_TOOLS) --ignore-scripts --no-audit --no-fund
 	@touch $@
 
 site: $(READY) $(SITE_TOOLS)/.ready ## the course as web pages in build/site, with the model in the browser
-	OMP_NUM_THREADS=1 $(BIN)/python tools/site/live_model.py
+	OMP_NUM_THREADS=1 $(BIN)/python tools/site/recorded_story.py
 	$(SITE_TOOLS)/venv/bin/python tools/site/pages.py
 
 serve:           ## show build/site at http://127.0.0.1:8000

@@ -98,7 +98,7 @@ def page(root: Path, story: dict[str, Any], size: int) -> str:
 {question} A course of notebooks; the cells that you read are the package that you import.
 
 <section class="live" id="live" aria-label="A story of the shipped model"
- data-size="{megabytes}" data-base="_static/live/">
+ data-size="{megabytes}" data-floor="{story["floor"]}" data-base="_static/live/">
 <p class="story" id="story">{told(story)}</p>
 <p class="story-note" id="story-note">Told by the model of chapter 10, recorded. The redder a token,
 the less probable the model found it. The story cost it {per_byte:.4f} bits a byte; a perfect model
@@ -109,6 +109,8 @@ would have paid {floor:.4f}.</p>
 <div id="panel" hidden></div>
 </section>
 <script type="module" src="_static/front.js"></script>
+
+What runs there is [the whole model in JavaScript](javascript.md), without a library.
 
 ## Begin
 

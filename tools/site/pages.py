@@ -2,9 +2,9 @@
 
     build/site-tools/venv/bin/python tools/site/pages.py
 
-Everything comes from the notebooks, the documents, the package's docstrings, and what
-tools/site/live_model.py has written to build/site-live. No page is named here but for the two that
-get a moving figure: a notebook that is added to a shelf is on the site.
+Everything comes from the notebooks, the documents, the package's docstrings, the scripts in static/
+and the story of tools/site/recorded_story.py. No page is named here but for the two that get a
+moving figure: a notebook that is added to a shelf is on the site.
 """
 
 from __future__ import annotations
@@ -21,12 +21,13 @@ from typing import Any
 
 import api
 import front
+import javascript
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
-SOURCE, OUT, LIVE = ROOT / "build/site-src", ROOT / "build/site", ROOT / "build/site-live"
-RUNTIME = ROOT / "build/site-tools/node_modules/onnxruntime-web/dist"
-RUNTIME_FILES = ("ort.wasm.min.mjs", "ort-wasm-simd-threaded.mjs", "ort-wasm-simd-threaded.wasm")
+SOURCE, OUT = ROOT / "build/site-src", ROOT / "build/site"
+STORY = ROOT / "build/site-live/story.json"
+MODEL = ("config.json", "model.safetensors", "tokenizer.json")  # of assets/stories-en
 
 SHELVES = {  # folder in notebooks/: its name, what it is
     "deeper": (
@@ -247,24 +248,20 @@ def lay_shelves(shelves: dict[str, list[str]]) -> None:
 
 
 def lay_static() -> int:
-    """Style, scripts, the model and its runtime; how many bytes the live model needs."""
+    """Style, scripts and the model; how many bytes the live model needs."""
     static = SOURCE / "_static"
     shutil.copytree(HERE / "static", static)
     live = static / "live"
     live.mkdir()
-    for name in RUNTIME_FILES:
-        shutil.copy(RUNTIME / name, live)
-    shutil.copy(ROOT / "assets/stories-en/tokenizer.json", live)
-    for name in ("model.onnx", "model.json"):
-        shutil.copy(LIVE / name, live)
+    for name in MODEL:
+        shutil.copy(ROOT / "assets/stories-en" / name, live)
     return sum(path.stat().st_size for path in live.iterdir())
 
 
 def lay_out() -> None:
     """All sources of the site, anew."""
-    for needed, how in ((RUNTIME, "make site-tools"), (LIVE / "model.onnx", "make site")):
-        if not needed.exists():
-            raise SourceError(f"{needed.relative_to(ROOT)} is missing: run {how}")
+    if not STORY.exists():
+        raise SourceError(f"{STORY.relative_to(ROOT)} is missing: run make site")
     shutil.rmtree(SOURCE, ignore_errors=True)
     SOURCE.mkdir(parents=True)
     shelves = lay_notebooks()
@@ -273,16 +270,18 @@ def lay_out() -> None:
     lay_shelves(shelves)
     rooms = api.lay(ROOT, SOURCE)
     size = lay_static()
+    text = javascript.page(ROOT, HERE / "static")
+    (SOURCE / "javascript.md").write_text(text, encoding="utf-8")
     spine = [f"notebooks/{name}" for name in shelves[""]]
     spine.sort(key=lambda name: not name.endswith("tour"))  # the tour first
     documents = sorted(path.stem for path in ROOT.glob("*.md") if path.stem != "README")
     trees = [
-        toctree(spine, "The course"),
+        toctree([*spine, "javascript"], "The course"),
         toctree([f"notebooks/{shelf}/index" for shelf in SHELVES], "Further shelves"),
         toctree(["notebooks/GLOSSARY", "benchmarks/RESULTS", "benchmarks/HISTORY"], "Look up"),
         toctree(["Install and use <README>", *documents, *rooms], "The package"),
     ]
-    story = json.loads((LIVE / "story.json").read_text(encoding="utf-8"))
+    story = json.loads(STORY.read_text(encoding="utf-8"))
     text = front.page(ROOT, story, size)
     (SOURCE / "index.md").write_text("\n".join([text, *trees]), encoding="utf-8")
 
@@ -291,7 +290,7 @@ def main() -> None:
     start = time.perf_counter()
     try:
         lay_out()
-    except (SourceError, front.NumberError) as error:
+    except (SourceError, front.NumberError, javascript.CounterpartError) as error:
         sys.exit(f"make site: {error}")
     shutil.rmtree(OUT, ignore_errors=True)
     options = ["-b", "html", "-W", "--keep-going", "-q", "-j", "2", "-c", str(HERE)]

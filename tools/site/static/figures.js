@@ -1,6 +1,6 @@
 // Two figures that move, beside the static ones: the causal mask (03), softmax and temperature (09).
 
-import { softmax } from "./sampling.js";
+import { softmax } from "./minillm.js";
 
 // May query t read key s? T queries and S keys, aligned at the end; window null: no limit.
 export function mask(T, S, window = null) {

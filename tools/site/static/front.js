@@ -31,6 +31,7 @@ export class Live {
     this.note = section.querySelector("#story-note");
     this.status = section.querySelector("#status");
     this.panel = section.querySelector("#panel");
+    this.floor = Number(section.dataset.floor);
     this.settings = {};
     this.build();
   }
@@ -96,41 +97,41 @@ export class Live {
     this.status.textContent = text;
   }
 
-  async begin(text = "") {
+  begin(text = "") {
     const ids = this.model.tokenizer.encode(text, { begin: false });
     if (ids.length > this.model.slots - 1) throw new Error(`the text has ${ids.length} tokens, room is for ${this.model.slots - 1}`);
     this.model.restart();
     Object.assign(this, { ids: [], probs: [], over: false });
-    this.logits = await this.model.step(this.model.facts.begin);
-    for (const id of ids) await this.read(id);
+    this.logits = this.model.step(this.model.begin);
+    for (const id of ids) this.read(id);
     this.show();
     this.say(text ? "Begun with your text." : "A new story. Draw, or choose a token.");
   }
 
   // Append a token, whose price is what the model itself gave it, whatever the dials say.
-  async read(id) {
+  read(id) {
     this.probs.push(distribution(this.logits)[id]);
     this.ids.push(id);
-    this.over = id === this.model.facts.end || this.model.position >= this.model.slots;
-    if (!this.over) this.logits = await this.model.step(id);
+    this.over = id === this.model.end || this.model.position >= this.model.slots;
+    if (!this.over) this.logits = this.model.step(id);
   }
 
-  async take(id) {
+  take(id) {
     if (this.over) return;
-    await this.read(id);
+    this.read(id);
     this.show();
     this.say(this.over ? "The story is over." : `${this.name(id)}, probability ${this.probs.at(-1).toFixed(3)}`);
   }
 
-  async drawOne() {
-    if (!this.over) await this.take(draw(distribution(this.logits, this.settings), Math.random()));
+  drawOne() {
+    if (!this.over) this.take(draw(distribution(this.logits, this.settings), Math.random()));
   }
 
   async writeOn() {
     this.running = true;
     this.writing.textContent = "Stop";
     while (!this.over && this.running) {
-      await this.read(draw(distribution(this.logits, this.settings), Math.random()));
+      this.read(draw(distribution(this.logits, this.settings), Math.random()));
       this.show();
       await new Promise((done) => setTimeout(done)); // the page stays alive
     }
@@ -140,7 +141,7 @@ export class Live {
   }
 
   name(id) {
-    if (id === this.model.facts.end) return "∎ (end of the story)";
+    if (id === this.model.end) return "∎ (end of the story)";
     return this.model.tokenizer.decode([id]).replaceAll(" ", "␣").replaceAll("\n", "↵");
   }
 
@@ -148,7 +149,7 @@ export class Live {
   show() {
     const decoder = new TextDecoder("utf-8", { ignoreBOM: true });
     this.story.replaceChildren(...this.ids.map((id, i) => {
-      const text = id === this.model.facts.end ? "∎" : decoder.decode(this.model.tokenizer.bytesOf(id), { stream: true });
+      const text = id === this.model.end ? "∎" : decoder.decode(this.model.tokenizer.bytesOf(id), { stream: true });
       const p = this.probs[i];
       return element("span", { style: `--s:${shade(p)}`, title: `probability ${p.toFixed(3)}` }, text);
     }));
@@ -156,7 +157,7 @@ export class Live {
     const total = this.probs.reduce((sum, p) => sum + bits(p), 0);
     this.note.textContent = bytes
       ? `${this.ids.length} tokens, ${bytes} bytes. They cost the model ${(total / bytes).toFixed(4)} bits a byte${this.over ? "" : " so far"}. ` +
-        `The floor, what a perfect model pays for whole stories on average, is ${this.model.facts.floor.toFixed(4)}.`
+        `The floor, what a perfect model pays for whole stories on average, is ${this.floor.toFixed(4)}.`
       : "Nothing is written yet. The redder a token, the less probable the model found it.";
     this.showChoices();
   }
@@ -194,7 +195,7 @@ async function loadLive(section) {
       progress.value = come / (1e6 * parseFloat(section.dataset.size));
     });
     const live = new Live(model, section);
-    await live.begin("");
+    live.begin("");
     button.hidden = true;
     live.panel.hidden = false;
     live.drawing.focus();

@@ -1,5 +1,6 @@
-// The shipped model in the browser: onnxruntime-web on one thread, one token in, logits out.
+// The shipped model on the page: its three files fetched, then one token in, logits out.
 
+import { CausalLM, readSafetensors } from "./minillm.js";
 import { Tokenizer } from "./tokenizer.js";
 
 async function fetched(address, onBytes) {
@@ -24,46 +25,37 @@ async function fetched(address, onBytes) {
 }
 
 export class Model {
-  // Everything from `base`, a folder of this site; `onBytes` hears how much has come.
+  // Everything from `base`, a folder as the course saves models; `onBytes` hears how much has come.
   static async load(base, onBytes = () => {}) {
-    if (typeof WebAssembly !== "object") throw new Error("this browser has no WebAssembly");
-    const at = (name) => new URL(name, base).href;
-    const [wasm, weights, facts, tokenizer] = await Promise.all(
-      ["ort-wasm-simd-threaded.wasm", "model.onnx", "model.json", "tokenizer.json"].map((name) =>
-        fetched(at(name), onBytes)));
-    const json = (bytes) => JSON.parse(new TextDecoder().decode(bytes));
-    const ort = await import(at("ort.wasm.min.mjs"));
-    ort.env.wasm.numThreads = 1; // more need headers that a plain server does not send
-    ort.env.wasm.wasmBinary = wasm;
-    ort.env.wasm.wasmPaths = { mjs: at("ort-wasm-simd-threaded.mjs") };
-    const session = await ort.InferenceSession.create(weights, { executionProviders: ["wasm"] });
-    return new Model(ort, session, json(facts), new Tokenizer(json(tokenizer)));
+    try {
+      const [config, weights, tokenizer] = await Promise.all(
+        ["config.json", "model.safetensors", "tokenizer.json"].map((name) =>
+          fetched(new URL(name, base).href, onBytes)));
+      const json = (bytes) => JSON.parse(new TextDecoder().decode(bytes));
+      return new Model(new CausalLM(json(config), readSafetensors(weights)), new Tokenizer(json(tokenizer)));
+    } catch (error) {
+      if (!(error instanceof RangeError)) throw error;
+      throw new Error("this browser has no room for arrays of the model's size", { cause: error });
+    }
   }
 
-  constructor(ort, session, facts, tokenizer) {
-    Object.assign(this, { ort, session, facts, tokenizer, slots: facts.cache[3] });
+  constructor(model, tokenizer) {
+    const { bos_token_id: begin, eos_token_id: end, max_position_embeddings: slots } = model.config;
+    Object.assign(this, { model, tokenizer, begin, end, slots });
     this.restart();
   }
 
   // An empty cache: the text so far is forgotten.
   restart() {
-    const size = this.facts.cache.reduce((a, b) => a * b, 1);
-    const zeros = () => new this.ort.Tensor("float32", new Float32Array(size), this.facts.cache);
-    Object.assign(this, { position: 0, keys: zeros(), values: zeros() });
+    this.cache = this.model.makeCache(this.slots);
+  }
+
+  get position() {
+    return this.cache[0].length;
   }
 
   // Read one more token; the logits of the next.
-  async step(id) {
-    if (this.position >= this.slots) throw new Error(`the cache has ${this.slots} slots, all full`);
-    const whole = (number, shape) =>
-      new this.ort.Tensor("int64", BigInt64Array.of(BigInt(number)), shape);
-    const { logits, new_keys, new_values } = await this.session.run({
-      input_ids: whole(id, [1, 1]),
-      position: whole(this.position, [1]),
-      keys: this.keys,
-      values: this.values,
-    });
-    Object.assign(this, { position: this.position + 1, keys: new_keys, values: new_values });
-    return logits.data;
+  step(id) {
+    return this.model.forward(id, this.cache);
   }
 }

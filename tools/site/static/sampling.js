@@ -1,14 +1,10 @@
-// The distribution that is drawn from, as minillm.sampling computes it (chapter 09):
-// temperature, then top-k, top-p, min-p, then the softmax. Temperature 0 is greedy.
+// The distribution that is drawn from, as chapter 09 computes it: temperature, then top-k, top-p,
+// min-p, then the softmax. Temperature 0 is greedy.
 
-export function softmax(logits) {
-  const max = logits.reduce((a, b) => Math.max(a, b), -Infinity);
-  const e = Float64Array.from(logits, (x) => Math.exp(x - max));
-  const sum = e.reduce((a, b) => a + b, 0);
-  return e.map((x) => x / sum);
-}
+import { softmax } from "./minillm.js";
 
 // Probabilities after the dials; `topK` 0 and `topP` 1 and `minP` 0 cut nothing.
+// Python: Sampler.probabilities
 export function distribution(logits, { temperature = 1, topK = 0, topP = 1, minP = 0 } = {}) {
   const order = [...logits.keys()].sort((a, b) => logits[b] - logits[a] || a - b);
   const result = new Float64Array(logits.length);

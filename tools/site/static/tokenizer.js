@@ -1,10 +1,12 @@
 // The course's byte-pair tokenizer (chapter 02) in plain JavaScript: text to ids and back, equal to
-// minillm.BPETokenizer for a tokenizer.json that the course has saved (ids are ranks).
+// the package's for a tokenizer.json that the course has saved (ids are ranks).
 
 // White space as Unicode and the package have it; JavaScript's \s is another set.
 const SPACE = "\\t-\\r \\x85\\xa0\\u1680\\u2000-\\u200a\\u2028\\u2029\\u202f\\u205f\\u3000";
 const FOLDS = { s: "\u017f", k: "\u212a" }; // letters that equal s and k but for case
 
+// The pattern that cuts a text into words, in JavaScript's own dialect.
+// Python: regex.compile
 function toJavaScript(pattern) {
   const anyCase = pattern.replace(/\(\?i:([^)]*)\)/g, (_, body) =>
     `(?:${body.replace(/[a-z]/g, (c) => `[${c}${c.toUpperCase()}${FOLDS[c] ?? ""}]`)})`);
@@ -28,7 +30,7 @@ function toJavaScript(pattern) {
 }
 
 // GPT-2's letters for the 256 bytes, in which tokenizer.json writes its tokens.
-function byteLetters() {
+function bytesToUnicode() {
   const letters = new Array(256);
   let next = 256;
   for (let byte = 0; byte < 256; byte++) {
@@ -38,11 +40,12 @@ function byteLetters() {
   return letters;
 }
 
+// Python: BPETokenizer
 export class Tokenizer {
   constructor(json) {
     const split = json.pre_tokenizer.pretokenizers.find((part) => part.type === "Split");
     this.words = toJavaScript(split.pattern.Regex);
-    this.letters = byteLetters();
+    this.letters = bytesToUnicode();
     this.bytes = new Map(this.letters.map((letter, byte) => [letter, byte]));
     this.special = new Map(json.added_tokens.map((token) => [token.content, token.id]));
     this.ranks = new Map(Object.entries(json.model.vocab).filter(([token]) => !this.special.has(token)));
