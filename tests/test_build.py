@@ -269,6 +269,62 @@ def test_check_sees_missing_and_orphaned_modules(root):
     assert "no longer exports it" in build.drift(root)[0]
 
 
+def test_marks_as_formatters_write_them_build_and_pull_the_same(root):
+    before = {path: path.read_bytes() for path in (root / "minillm").iterdir()}
+    page = root / "notebooks" / "01_toy.ipynb"
+    edit(page, "#| ", "# | ")
+    assert build.build(root) == [] and build.drift(root) == []
+    assert before == {path: path.read_bytes() for path in (root / "minillm").iterdir()}
+    edit(root / "minillm" / "toy.py", "a + b", "b + a")
+    assert build.pull(root) == ["01_toy.ipynb"]
+    assert source(root, 2).startswith("# | export\n") and "b + a" in source(root, 2)
+
+
+def test_a_definition_goes_only_if_that_is_said(root, monkeypatch, capsys):
+    monkeypatch.setattr(build, "ROOT", root)
+    before = {path: path.read_bytes() for path in (root / "minillm").iterdir()}
+    write_notebook(root / "notebooks" / "01_toy.ipynb", [*CELLS[:4], ("code", "Pair = 1")])
+    with pytest.raises(build.BuildError) as error:
+        build.build(root)
+    mend = "If it shall go: python tools/build.py build --remove 01_toy.ipynb"
+    where = "no cell of notebooks/01_toy.ipynb that is marked `#| export` defines that. " + mend
+    wanted = [f"minillm/toy.py would lose TABLE, Pair: {where}"]
+    assert str(error.value).splitlines() == [*wanted, f"minillm/other.py would lose TWO: {where}"]
+    monkeypatch.delenv("PYTEST_VERSION")
+    build.sync("01_toy.ipynb")
+    assert capsys.readouterr().out == f"nothing was built: {wanted[0]}\n"
+    assert before == {path: path.read_bytes() for path in (root / "minillm").iterdir()}
+    (orphan,) = [line for line in build.drift(root) if "other.py" in line]
+    assert orphan.endswith(
+        "or, if it shall go, run python tools/build.py build --remove 01_toy.ipynb"
+    )
+    assert build.main(["build", "--remove", "01_toy.ipynb", "--root", str(root)]) == 0
+    assert [path.name for path in (root / "minillm").iterdir()] == ["toy.py"]
+    assert build.drift(root) == []
+
+
+def test_a_definition_that_moves_is_not_lost(root):
+    cells = [*CELLS[:-1], ("code", CELLS[-1][1] + "\n\n\ndef add(a, b):\n    return a + b")]
+    cells[2] = ("code", CELLS[2][1].partition("\n\n\ndef")[0])
+    cells[5] = (
+        "code",
+        cells[5][1].replace("from minillm.toy import add\n\nTWO = add(1, 1)", "TWO = 2"),
+    )
+    write_notebook(root / "notebooks" / "01_toy.ipynb", cells)
+    assert build.build(root) == ["toy", "other"]
+
+
+def test_a_method_whose_cell_has_lost_its_mark_is_not_deleted(shapes):
+    page = shapes / "notebooks" / "01_toy.ipynb"
+    data = build.load(page, page.name)
+    for cell in data["cells"]:
+        if "class Square(Square)" in "".join(cell["source"]):
+            cell["source"] = cell["source"][1:]
+    page.write_text(json.dumps(data), encoding="utf-8")
+    with pytest.raises(build.BuildError, match=r"would lose Square\.\w+"):
+        build.build(shapes)
+
+
 @pytest.mark.parametrize(
     ("cell", "message"),
     [
@@ -644,6 +700,8 @@ def reopening(root: Path, first: str, later: list[str]) -> None:
     cells = [("code", "#| default_exp a"), ("code", '#| export\n"""A."""\n\n' + first)]
     cells += [("code", text if text[:1] == "%" else "#| export\n" + text) for text in later]
     write_notebook(root / "notebooks" / "01_toy.ipynb", cells)
+    for name in ("toy", "other"):  # the page no longer builds them
+        (root / "minillm" / f"{name}.py").unlink(missing_ok=True)
 
 
 @pytest.mark.parametrize("name", WRONG)
@@ -718,7 +776,7 @@ def test_what_a_reopening_may_read(root):
     text = (root / "minillm" / "a.py").read_text(encoding="utf-8")
     assert '__all__ = ["LATER", "A", "B", "late"]' in text and text.count("class A") == 1
     reopening(root, "from __future__ import annotations\n\n\n" + FIRST, ["class A(A):\n    b: A"])
-    assert build.build(root) == ["a"]
+    assert build.build(root, remove=True) == ["a"]
 
 
 def test_sync_notices_an_unsaved_cell_of_a_class(shapes, monkeypatch, capsys):
@@ -795,7 +853,7 @@ def comments(root):
     """The small repository, its imports with comments."""
     write_notebook(root / "notebooks" / "01_toy.ipynb", COMMENTS)
     (root / "minillm" / "other.py").unlink()
-    assert build.build(root) == ["toy"]
+    assert build.build(root, remove=True) == ["toy"]
     return root
 
 
@@ -913,8 +971,9 @@ def test_files_are_written_as_on_any_system(root, monkeypatch):
     """Encodings are named, line ends are the same, nothing is called that Windows lacks."""
     strict = [sys.executable, "-X", "warn_default_encoding", "-W", "error::EncodingWarning"]
     edit(root / "notebooks" / "01_toy.ipynb", "The sum.", "The sum: 和.")
-    script = "import os, runpy, sys; del os.fork, os.fchmod, os.getuid; sys.path.pop(0)\n"
-    script += "sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')"
+    script = "import os, runpy, sys; del os.fork, os.fchmod, os.getuid\n"
+    script += "sys.argv = sys.argv[1:]; sys.path[0] = os.path.dirname(sys.argv[0])\n"
+    script += "runpy.run_path(sys.argv[0], run_name='__main__')"
     tool, where = str(ROOT / "tools" / "build.py"), ["--root", str(root)]
     command = [*strict, "-c", script, tool, "build", *where]
     done = subprocess.run(command, capture_output=True, encoding="utf-8")

@@ -1,11 +1,17 @@
 """The runner of notebooks: same bytes twice, a failure leaves the file alone, results come last."""
 
+import json
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import nbformat
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from nbval.plugin import coalesce_streams
+from nbval_cells import NBVAL_REFUSES, NBVAL_TAKES
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tools"))
@@ -53,6 +59,48 @@ def test_outputs_are_saved_and_reproducible(tmp_path, run):
     assert all(not c.metadata for c in notebook.cells)
     assert run(path).returncode == 0
     assert path.read_bytes() == first
+
+
+def stream(*pieces: str | None) -> list[nbformat.NotebookNode]:
+    """Pieces of stdout, where None is a picture between two of them."""
+    new = nbformat.v4.new_output
+    return [new("stream", text=p) if p else new("display_data") for p in pieces]
+
+
+@given(st.lists(st.none() | st.text("ab\r\n", min_size=1)))
+def test_a_stream_is_saved_as_nbval_compares_it(pieces):
+    cell = nbformat.v4.new_code_cell(outputs=stream(*pieces))
+    execute.clean(nbformat.v4.new_notebook(cells=[cell]))
+    wanted, found = coalesce_streams(stream(*pieces)), coalesce_streams(cell.outputs)
+    assert sorted(map(str, wanted)) == sorted(map(str, found))
+
+
+def test_nbval_takes_what_is_saved_and_refuses_what_the_house_forbids(tmp_path, run):
+    path = tmp_path / "a.ipynb"
+    cells = NBVAL_TAKES | NBVAL_REFUSES
+    write(path, *cells.values())
+    assert run(path).returncode == 0
+    command = [sys.executable, "-m", "pytest", "--nbval", "-p", "no:cacheprovider", "-rf"]
+    command += ["-o", "addopts=", "--color=no", f"--rootdir={tmp_path}", str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    failed = {int(n) for n in re.findall(r"^FAILED .*::Cell (\d+)", done.stdout, re.M)}
+    assert [name for i, name in enumerate(cells) if i in failed] == [*NBVAL_REFUSES], done.stdout
+
+
+def test_a_cell_without_an_id_gets_one(tmp_path, run):
+    """As Colab, and formats before 4.5, save it."""
+    path = tmp_path / "a.ipynb"
+    write(path, "1", "2", "3")
+    data = json.loads(path.read_text(encoding="utf-8"))
+    for cell in data["cells"][:2]:
+        del cell["id"]
+    data["cells"][3]["id"] = data["cells"][2]["id"]
+    path.write_text(json.dumps(data | {"nbformat_minor": 4}), encoding="utf-8")
+    assert run(path).returncode == 0
+    saved, before = json.loads(path.read_text(encoding="utf-8")), path.read_bytes()
+    ids = [cell["id"] for cell in saved["cells"]]
+    assert len({*ids}) == 4 and ids[2] == "c1" and saved["nbformat_minor"] == 5
+    assert run(path).returncode == 0 and path.read_bytes() == before
 
 
 def test_a_failing_cell_leaves_the_file_alone(tmp_path):

@@ -62,9 +62,9 @@ def server(course, tmp_path_factory):
         process = subprocess.Popen(command, cwd=course, env=env, stdout=log, stderr=log)
     address = f"http://127.0.0.1:{port}"
     try:
-        for _ in range(240):
+        for _ in range(2 * LONGEST):
             try:
-                urllib.request.urlopen(f"{address}/api/status", timeout=5)
+                urllib.request.urlopen(f"{address}/api/status", timeout=60)
                 break
             except OSError:
                 assert process.poll() is None, (home / "log").read_text()
@@ -90,9 +90,9 @@ def run_all(browser, server: str, page: str, path: Path) -> None:
         cell.outputs, cell.execution_count = [], None
     nbformat.write(notebook, path)
     tab = browser.new_page()
-    tab.goto(f"{server}/lab/tree/{page}?reset", timeout=120_000)
+    tab.goto(f"{server}/lab/tree/{page}?reset", timeout=1000 * LONGEST)
     accept = tab.locator("dialog .jp-mod-accept")  # it may ask for the kernel while that starts
-    deadline, counts, asked = time.monotonic() + LONGEST, [], -60.0
+    deadline, counts, asked = time.monotonic() + LONGEST, [], -300.0
     while counts != list(range(1, len(code) + 1)) and time.monotonic() < deadline:
         tab.wait_for_timeout(3000)
         if accept.count():
@@ -104,7 +104,7 @@ def run_all(browser, server: str, page: str, path: Path) -> None:
         counts = [cell.execution_count for cell in cells(path) if cell.cell_type == "code"]
         failed = [o for cell in cells(path) for o in cell.get("outputs", []) if "ename" in o]
         assert not failed, failed[0]["evalue"]
-        if not any(counts) and time.monotonic() > asked + 60:  # not twice: cells would count on
+        if not any(counts) and time.monotonic() > asked + 300:  # not twice: cells would count on
             tab.get_by_role("menuitem", name="Run", exact=True).click()
             tab.get_by_role("menuitem", name="Run All Cells", exact=True).click()
             asked = time.monotonic()

@@ -11,10 +11,12 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from nbval_cells import NBVAL_REFUSES, NBVAL_TAKES
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tools"))
 import build  # noqa: E402
+from cells import text_of  # noqa: E402
 
 SPINE = sorted((ROOT / "notebooks").glob("[0-9]*.ipynb"))
 TOUR = ROOT / "notebooks" / "tour.ipynb"  # one cell of each chapter: builds and exports nothing
@@ -22,12 +24,12 @@ DEEPER = sorted((ROOT / "notebooks" / "deeper").glob("*.ipynb"))
 BEYOND = sorted((ROOT / "notebooks" / "beyond").glob("*.ipynb"))
 COURSE = SPINE + DEEPER + BEYOND
 SOLUTIONS = sorted((ROOT / "notebooks" / "solutions").glob("*.ipynb"))
+HISTORY = re.compile(r"Out|In|_[io]h|_\d+|_i+\d*")
 IGNORE = re.compile(r"NBVAL_(IGNORE_OUTPUT|SKIP|RAISES_EXCEPTION)")
 
 
 def load(path: Path) -> list[dict]:
-    cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
-    return [c | {"source": "".join(c["source"])} for c in cells]
+    return [c | {"source": text_of(c)} for c in build.load(path, name(path))["cells"]]
 
 
 def code(path: Path) -> list[dict]:
@@ -101,14 +103,53 @@ def test_no_long_sentence_stands_twice_on_a_page():
     assert failures(sentences_twice, EVERYTHING) == []
 
 
+def saved_unlike_nbval_runs(path: Path) -> Iterator[str]:
+    """What nbval, which keeps no history and passes over some messages, runs to another output."""
+    for cell in code(path):
+        try:
+            tree = ast.parse(cell["source"])
+        except SyntaxError:
+            continue
+        names = [node.id for node in ast.walk(tree) if isinstance(node, ast.Name)]
+        yield from (f"{n} in {cell['source']}" for n in names if HISTORY.fullmatch(n))
+        if IGNORE.search(cell["source"]):
+            continue
+        calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+        for call in calls:
+            called = ast.unparse(call.func).rpartition(".")[2]
+            if called in ("clear_output", "update_display"):
+                yield f"{called}() in {cell['source']}"
+            if any(keyword.arg == "display_id" for keyword in call.keywords):
+                yield f"a display that can be updated in {cell['source']}"
+        if tree.body and isinstance(last := tree.body[-1], ast.Expr):
+            line = cell["source"].split("\n")[last.end_lineno - 1]
+            if line.encode()[last.end_col_offset :].lstrip().startswith(b";"):
+                yield f"a semicolon that hides a value in {cell['source']}"
+
+
+def test_every_page_is_saved_as_nbval_runs_it():
+    """CONTRIBUTING names the kinds; tests/test_execute.py runs nbval on one of each."""
+    assert failures(saved_unlike_nbval_runs, EVERYTHING) == []
+
+
+@pytest.mark.parametrize("source", NBVAL_REFUSES.values(), ids=NBVAL_REFUSES)
+def test_what_nbval_would_refuse_is_found(source, monkeypatch):
+    monkeypatch.setitem(globals(), "code", lambda path: [{"source": source}])
+    assert [*saved_unlike_nbval_runs(TOUR)]
+
+
+@pytest.mark.parametrize("source", NBVAL_TAKES.values(), ids=NBVAL_TAKES)
+def test_what_nbval_takes_is_not_found(source, monkeypatch):
+    monkeypatch.setitem(globals(), "code", lambda path: [{"source": source}])
+    assert not [*saved_unlike_nbval_runs(TOUR)]
+
+
 def unclean_metadata(path: Path) -> Iterator[str]:
-    data = json.loads(path.read_text(encoding="utf-8"))
+    data = build.load(path, name(path), ids=True)
     if more := set(data["metadata"]) - {"kernelspec", "language_info"}:
         yield f"metadata {sorted(more)}"
     if more := {key for c in data["cells"] for key in c["metadata"]} - {"tags"}:
         yield f"metadata {sorted(more)} of a cell"
-    ids = Counter(c["id"] for c in data["cells"])
-    yield from (f"two cells {id}" for id, count in ids.items() if count > 1)
 
 
 def test_metadata_is_clean():

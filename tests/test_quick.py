@@ -119,8 +119,8 @@ quick.changed = lambda root, *words: ["tests/test_a.py", "assets/x.png", *words]
 sys.exit(quick.main(sys.argv[2:], Path({str(tmp_path)!r}), float(sys.argv[1])))
 """
     for words, status, said in (
-        (["60"], 1, "1 failed, 1 passed"),
-        (["60", "tests/test_b.py"], 1, "1 failed, 2 passed"),
+        (["3600"], 1, "1 failed, 1 passed"),
+        (["3600", "tests/test_b.py"], 1, "1 failed, 2 passed"),
         (["-1"], 0, "2 skipped"),
     ):
         done = subprocess.run(

@@ -183,7 +183,7 @@ def test_two_processes(folder):
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     done = subprocess.run(
         [*command, "--nproc-per-node", "2", "train.py"],
-        capture_output=True, text=True, env=environment, timeout=600,
+        capture_output=True, text=True, env=environment, timeout=900,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     alone = RECIPES["Two processes"].replace('torch.distributed.init_process_group("gloo")', "")

@@ -247,7 +247,7 @@ def node():
             capture_output=True,
             text=True,
             encoding="utf-8",
-            timeout=300,
+            timeout=900,
         )
         if "toWellFormed" in done.stderr:
             pytest.skip("needs node 20 or newer")
@@ -563,7 +563,7 @@ def tab(chromium, address):
     """A new page; at the end: no script failed, nothing was missing, nobody else was asked."""
     context = chromium.new_context(viewport={"width": 1280, "height": 900})
     page = context.new_page()
-    page.set_default_timeout(120_000)
+    page.set_default_timeout(900_000)
     page.wrong = []
     page.on("pageerror", lambda error: page.wrong.append(f"error on {page.url}: {error}"))
     page.on(

@@ -16,6 +16,7 @@ sys.path.insert(0, str(ROOT / "tools"))
 import build  # noqa: E402
 import student  # noqa: E402
 import student_blank as blanks  # noqa: E402
+from cells import exported, text_of  # noqa: E402
 
 CHAPTERS = sorted(student.TESTS)
 
@@ -56,7 +57,7 @@ def write_cell(copy: student.Copy, page: str, cell_id: str, source: str) -> None
 
 def reference(page: str, cell_id: str) -> str:
     data = build.load(ROOT / "notebooks" / page, page)
-    return next(blanks.text_of(c) for c in data["cells"] if c["id"] == cell_id)
+    return next(text_of(c) for c in data["cells"] if c["id"] == cell_id)
 
 
 SOFTMAX = ("03_attention.ipynb", "c024")
@@ -78,8 +79,8 @@ def test_blank_and_filled_again_it_is_the_course_byte_for_byte(copy):
 def test_every_body_of_the_spine_is_blank_but_the_given(made):
     for path in student.spine(made):
         data = build.load(path, path.name)
-        for cell in filter(student.is_marked, data["cells"]):
-            tree = build.ast.parse(blanks.text_of(cell))
+        for cell in filter(exported, data["cells"]):
+            tree = build.ast.parse(text_of(cell))
             for name, node in blanks.functions(tree.body):
                 raised = build.ast.unparse(node.body[-1]).startswith("raise NotWritten(")
                 assert raised or blanks.says_nothing(node) or name in blanks.GIVEN, name
@@ -90,11 +91,11 @@ def test_signatures_docstrings_fields_and_ids_stay(made):
         blank, full = build.load(path, ""), build.load(ROOT / "notebooks" / path.name, "")
         assert [c["id"] for c in blank["cells"]] == [c["id"] for c in full["cells"]]
         for mine, theirs in zip(blank["cells"], full["cells"], strict=True):
-            if not student.is_marked(theirs):
+            if not exported(theirs):
                 assert mine["source"] == theirs["source"]
                 continue
             assert student.defined(mine) == student.defined(theirs)
-            ours, course = (build.ast.parse(blanks.text_of(c)) for c in (mine, theirs))
+            ours, course = (build.ast.parse(text_of(c)) for c in (mine, theirs))
             pairs = zip(blanks.functions(ours.body), blanks.functions(course.body), strict=True)
             for (_, one), (_, other) in pairs:
                 assert build.ast.get_docstring(one) == build.ast.get_docstring(other)
@@ -116,7 +117,7 @@ def test_no_solution_stands_in_a_demonstration_cell(made):
         full = build.load(ROOT / "notebooks" / path.name, path.name)
         blank = {c["id"]: set(lines(c)) for c in build.load(path, path.name)["cells"]}
         shown = [lines(c) for c in full["cells"] if c["cell_type"] == "code" and not is_ours(c)]
-        for cell in filter(student.is_marked, full["cells"]):
+        for cell in filter(exported, full["cells"]):
             # "" stands where a line is no secret: the blank has it, too
             body = ["" if line in blank[cell["id"]] else line for line in lines(cell)]
             single |= {ln for ln in body for other in shown if len(ln) > 12 and ln in other}
@@ -134,11 +135,11 @@ def neighbours(texts: list[str]) -> list[tuple[str, ...]]:
 
 
 def is_ours(cell: dict) -> bool:
-    return blanks.text_of(cell).startswith("#|")
+    return text_of(cell).startswith("#|")
 
 
 def lines(cell: dict) -> list[str]:
-    return [line.strip() for line in blanks.text_of(cell).splitlines() if line.strip()]
+    return [line.strip() for line in text_of(cell).splitlines() if line.strip()]
 
 
 def test_every_module_imports_and_says_what_is_missing(made):
@@ -239,8 +240,8 @@ Y = len("a")
 
 
 def test_how_bodies_are_cut_out():
-    text, names = blanks.blank("#| export\n" + CUT.lstrip(), "03_page", "id", set(), set())
-    head = "#| export\nfrom not_written import NotWritten, unwritten\n"
+    text, names = blanks.blank(CUT.lstrip(), "03_page", "id", set(), set())
+    head = "from not_written import NotWritten, unwritten\n"
     assert text == head + "\n" + BLANK
     assert names == ["one", "two", "A.method", "X"]
 
@@ -264,8 +265,8 @@ def test_fill_leaves_what_somebody_wrote_and_names_it(copy):
     assert "6 bodies filled in" in said
     assert "left as you wrote it: softmax, upcast (delete the cell, and fill puts" in said
     cells = {c["id"]: c for c in copy.page(SOFTMAX[0])["cells"]}
-    assert blanks.text_of(cells["c024"]) == MINE
-    assert blanks.text_of(cells["c054"]) == reference("03_attention.ipynb", "c054")
+    assert text_of(cells["c024"]) == MINE
+    assert text_of(cells["c054"]) == reference("03_attention.ipynb", "c054")
 
 
 def test_a_deleted_cell_is_named_and_filled_in_at_its_place(copy):
@@ -328,15 +329,49 @@ def test_a_page_saved_without_ids_is_read_by_what_its_cells_define(copy):
         for cell in data["cells"]:
             del cell["id"]
             cell["metadata"] = {"tags": [], "collapsed": False, "vscode": {"languageId": "python"}}
-            cell["source"] = blanks.text_of(cell)  # a string, as some programs save it
+            cell["source"] = text_of(cell)  # a string, as some programs save it
 
     edit(copy, SOFTMAX[0], older)
     (said,) = student.remarks(copy, "03")
     assert said.startswith("notebooks/03_attention.ipynb was saved without cell ids (format 4.4)")
     assert student.written(copy)[SOFTMAX[0]] == (2, 8)
     assert "6 bodies filled in" in "\n".join(student.fill(copy, ROOT, ["03"]))
-    texts = [blanks.text_of(c) for c in copy.page(SOFTMAX[0])["cells"]]
+    texts = [text_of(c) for c in copy.page(SOFTMAX[0])["cells"]]
     assert MINE in texts and reference("03_attention.ipynb", "c054") in texts
+
+
+def test_a_copy_whose_digests_are_of_texts_is_read(copy):
+    """As copies were made before: what nobody has written is filled, the rest stays."""
+    for page, known in copy.given["cells"].items():
+        texts = {c["id"]: blanks.digest(text_of(c)) for c in copy.page(page)["cells"]}
+        assert known.keys() == texts.keys()
+        known |= texts
+    copy.save_given()
+    older = student.Copy(copy.root)
+    write_cell(older, *SOFTMAX, MINE)
+    assert "6 bodies filled in" in "\n".join(student.fill(older, ROOT, ["03"]))
+    assert student.update(student.Copy(copy.root), ROOT)[0] == "nothing is new"
+
+
+def test_without_a_known_id_only_marked_cells_are_put_back(copy):
+    """And below the title, wherever their neighbours are."""
+
+    def renumbered(cells, data):
+        data["cells"].remove(cells["c024"])
+        gone = [c for c in data["cells"] if c["cell_type"] == "markdown"][3]
+        data["cells"].remove(gone)
+        for i, cell in enumerate(data["cells"]):
+            cell["id"] = str(i)
+
+    edit(copy, SOFTMAX[0], renumbered)
+    said = student.update(copy, ROOT)
+    assert said[0] == "put back or new in notebooks/03_attention.ipynb: softmax, upcast"
+    assert "has not the course's cell ids" in said[1] and "no others (1 missing)" in said[1]
+    page = copy.page(SOFTMAX[0])["cells"]
+    full = build.load(ROOT / "notebooks" / SOFTMAX[0], "")["cells"]
+    at, wanted = ([c["id"] for c in cells].index("c024") for cells in (page, full))
+    assert at == wanted - 1 and text_of(page[0]).startswith("# 03")
+    assert student.update(student.Copy(copy.root), ROOT) == [said[1]]
 
 
 def test_an_edit_of_the_package_is_not_built_over(copy):
@@ -368,7 +403,7 @@ def newer(tmp_path) -> Path:
     page = course / "notebooks" / SOFTMAX[0]
     data = build.load(page, "")
     for cell in data["cells"]:
-        text = blanks.text_of(cell)
+        text = text_of(cell)
         if cell["id"] == "c024":
             text = text.replace('"""`x` in at least float32."""', '"""`x` in float32 or more."""')
             assert "or more" in text
@@ -383,7 +418,7 @@ def test_update_brings_what_is_new_to_untouched_cells(copy, newer):
     said = student.update(copy, newer)
     assert "new: tests/test_attention.py" in said
     assert "new in notebooks/03_attention.ipynb: 2 cells" in said
-    cells = {c["id"]: blanks.text_of(c) for c in copy.page(SOFTMAX[0])["cells"]}
+    cells = {c["id"]: text_of(c) for c in copy.page(SOFTMAX[0])["cells"]}
     assert "float32 or more" in cells["c024"] and "raise NotWritten(" in cells["c024"]
     assert "or more" in (copy.root / "minillm/attention.py").read_text("utf-8")
     assert student.update(student.Copy(copy.root), newer) == ["nothing is new"]
@@ -395,14 +430,14 @@ def test_update_leaves_what_was_written_and_fills_what_was_filled(copy, newer):
     (copy.root / "tests/test_attention.py").write_text("mine = 1\n")
     said = "\n".join(student.update(copy, newer))
     assert "left: tests/test_attention.py (you have changed it" in said
-    cells = {c["id"]: blanks.text_of(c) for c in copy.page(SOFTMAX[0])["cells"]}
+    cells = {c["id"]: text_of(c) for c in copy.page(SOFTMAX[0])["cells"]}
     assert "return 1" in cells["c054"]
     assert "float32 or more" in cells["c024"] and "NotWritten" not in cells["c024"]
     write_cell(copy, *SOFTMAX, MINE)
     again = student.Copy(copy.root)
     older = "\n".join(student.update(again, ROOT))
     assert "left in notebooks/03_attention.ipynb: softmax, upcast (yours; the course's" in older
-    assert blanks.text_of({c["id"]: c for c in again.page(SOFTMAX[0])["cells"]}["c024"]) == MINE
+    assert text_of({c["id"]: c for c in again.page(SOFTMAX[0])["cells"]}["c024"]) == MINE
 
 
 def die(*args, **how):
@@ -454,7 +489,7 @@ def old_copy(tmp_path) -> Path:
 
 def cells_of(root: Path, page: str) -> dict[str, str]:
     data = build.load(root / "notebooks" / page, page)
-    return {c["id"]: blanks.text_of(c) for c in data["cells"]}
+    return {c["id"]: text_of(c) for c in data["cells"]}
 
 
 def test_an_old_copy_is_carried_over_the_move(old_copy):
@@ -510,7 +545,7 @@ def test_a_page_that_is_saved_while_fill_reads_it_stays(copy, monkeypatch):
     with pytest.raises(student.StudentError, match="was saved by another program"):
         student.fill(copy, ROOT, ["03"])
     assert "6 bodies filled in" in "\n".join(student.fill(student.Copy(copy.root), ROOT, ["03"]))
-    cells = {c["id"]: blanks.text_of(c) for c in copy.page(SOFTMAX[0])["cells"]}
+    cells = {c["id"]: text_of(c) for c in copy.page(SOFTMAX[0])["cells"]}
     assert cells["c024"] == MINE
 
 
@@ -555,9 +590,7 @@ def test_grade_tells_passed_failed_and_waiting(copy, monkeypatch, capsys):
     monkeypatch.setitem(student.TESTS, "01", ["test_a.py", "test_b.py"])
     (copy.root / "tests/test_a.py").write_text(ATTEMPT)
     (copy.root / "tests/test_b.py").write_text("from minillm.ngram import *\nX = word_pieces('')\n")
-    text = blanks.text_of(
-        next(c for c in copy.page("01_ngrams.ipynb")["cells"] if c["id"] == "ad07e74e")
-    )
+    text = text_of(next(c for c in copy.page("01_ngrams.ipynb")["cells"] if c["id"] == "ad07e74e"))
     body = text[: text.index("raise NotWritten")] + "return nats / num_bytes\n"
     write_cell(copy, "01_ngrams.ipynb", "ad07e74e", body)
     code = student.main(["grade", "1", "--to", str(copy.root)])

@@ -18,6 +18,7 @@ import student  # noqa: E402
 import student_blank as blanks  # noqa: E402
 import student_class as teacher  # noqa: E402
 import student_values  # noqa: E402
+from cells import text_of  # noqa: E402
 
 PAGE = "01_ngrams.ipynb"
 BITS, PIECES = "ad07e74e", "5f71ba07"  # the cells of bits_per_byte and word_pieces
@@ -63,9 +64,9 @@ def solution_lines() -> dict[str, str]:
     found = {}
     for path in student.spine(ROOT):
         data = build.load(path, path.name)
-        full = {c["id"]: blanks.text_of(c) for c in data["cells"]}
+        full = {c["id"]: text_of(c) for c in data["cells"]}
         names = blanks.blank_page(data, path.stem)
-        left = {c["id"]: blanks.text_of(c) for c in data["cells"]}
+        left = {c["id"]: text_of(c) for c in data["cells"]}
         lines = [
             line.strip()
             for cell_id in names
@@ -138,7 +139,7 @@ def page(change=None, *, blank: bool = False) -> str:
     for cell in data["cells"]:
         blanks.drop_outputs(cell)
         if cell["id"] in (change or {}):
-            cell["source"] = change[cell["id"]](blanks.text_of(cell))
+            cell["source"] = change[cell["id"]](text_of(cell))
     return student.dumped(data)
 
 
@@ -206,12 +207,26 @@ except OSError:
         assert said[0] == teacher.NO_SANDBOX
 
 
-def test_a_hand_in_that_never_ends_is_stopped(course, tmp_path):
+def test_a_hand_in_that_never_ends_is_stopped(course, tmp_path, monkeypatch):
+    monkeypatch.setattr(teacher, "TIMES", 2)  # it never ends, and so in no multiple
     endless = "    import time\n    while True:\n        time.sleep(1)\n    return"
     path = tmp_path / "carl.ipynb"
     path.write_text(page({BITS: lambda s: s.replace("    return", endless)}), "utf-8")
-    row = teacher.Grader(course, "01", teacher.find_box(8, 8), tmp_path).row(path)
-    assert (row["verdict"], row["first_message"]) == ("not passed", "stopped after 8 s")
+    grader = teacher.Grader(course, "01", teacher.find_box(0, 8), tmp_path)
+    row = grader.row(path)
+    said = f"stopped after {grader.box.seconds:.0f} s"
+    assert (row["verdict"], row["first_message"]) == ("not passed", said)
+
+
+def test_a_slow_machine_stops_no_right_answer(course, tmp_path, monkeypatch):
+    """By the clock of the course's own page: however long that takes, it may take ten times."""
+    slow = "import time\ntime.sleep(1)\n" + TESTS  # longer than the second that is left to it
+    monkeypatch.setattr(student, "TESTS", student.TESTS | {"01": ["test_slow.py"]})
+    (course / "tests/test_slow.py").write_text(slow)
+    path = tmp_path / "anna.ipynb"
+    path.write_text(page(), "utf-8")
+    grader = teacher.Grader(course, "01", teacher.find_box(1, 8), tmp_path)
+    assert grader.box.seconds > 10 and grader.row(path)["verdict"] == "passed"
 
 
 def test_values_find_out_who_forges_the_tests(course, tmp_path):

@@ -1,10 +1,11 @@
 """Notebooks -> package, package -> notebooks, and the check that both say the same.
 
-    python tools/build.py build [NOTEBOOK ...]   write minillm/*.py from the marked cells
+    python tools/build.py build [NOTEBOOK ...]   write minillm/*.py from the marked cells; a
+                                    definition goes only with --remove
     python tools/build.py pull  [MODULE ...]     carry edits of minillm/*.py back into their cells
     python tools/build.py check                  fail if the two differ; say what mends it
 
-A notebook names its module with `#| default_exp nn.rope`; a cell whose first line is `#| export`
+A notebook names its module with `#| default_exp nn.rope`; a cell that begins with `#| export`
 belongs to that module, one with `#| export cache.base` to another. The first marked cell of a
 module opens with its docstring. Imports of all its cells are gathered at the top; `__all__` is made
 from the public names. Names come from one place: `from a import b as b`, which would pass one on,
@@ -39,11 +40,12 @@ from hashlib import sha256
 from pathlib import Path
 from typing import NoReturn
 
+from cells import BuildError, digest, exported, head_and_body, load, marks, read, single_imports
+
 from minillm.support.files import replacing
 
 ROOT = Path(__file__).resolve().parents[1]
 SHELVES = ("", "deeper/", "beyond/")  # folders of notebooks that are sources
-MARK = re.compile(r"#\|\s*(default_exp|export)(?:[ \t]+(\w+(?:\.\w+)*))?[ \t]*$")
 HEADER = "# Built from notebooks/{}: edit there, then make build."
 HEADER_RE = re.compile(r"^# Built from notebooks/(.+?): edit there, then make build\.$", re.M)
 
@@ -68,10 +70,6 @@ REOPENING = {
 # Class decorators, keywords and these bases act on the class as its first cell leaves it.
 MAKERS = {"NamedTuple", "TypedDict", "Protocol", "Enum", "IntEnum", "StrEnum", "Flag", "IntFlag"}
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
-
-
-class BuildError(Exception):
-    """Something in a notebook or a module that cannot be built; the message names the place."""
 
 
 @dataclass
@@ -175,36 +173,6 @@ def open_class(segment: Segment) -> tuple[str, list[Segment], str]:
     return "\n".join(lines[:end]), members, rest
 
 
-def read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise BuildError(f"{path.name}: not UTF-8 at byte {error.start}") from None
-
-
-def load(path: Path, name: str) -> dict:
-    """What a notebook file holds. Raises: BuildError with the line if it is none."""
-    text = read(path)
-    if mark := re.search(r"^(<<<<<<<|=======|>>>>>>>)", text, re.M):
-        line = text[: mark.start()].count("\n") + 1
-        raise BuildError(f"{name}, line {line}: {mark[0]} is left of a merge: settle it first")
-    try:
-        data = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise BuildError(f"{name}, line {error.lineno}: not JSON: {error.msg}") from None
-    except RecursionError:
-        raise BuildError(f"{name}: not a notebook: nested too deeply") from None
-    cells = data.get("cells") if isinstance(data, dict) else None
-    if not isinstance(cells, list):
-        raise BuildError(f"{name}, line 1: not a notebook: no list of cells")
-    for i, cell in enumerate(cells):
-        try:
-            "".join(cell["source"]) + cell["cell_type"]
-        except (TypeError, KeyError):
-            raise BuildError(f"{name}, cell {i}: no cell of a notebook: {cell!r:.60}") from None
-    return data
-
-
 class Notebook:
     """A notebook file and, per module, the marked cells in order."""
 
@@ -215,20 +183,17 @@ class Notebook:
         self.default: str | None = None
         self.marked: dict[str, list[int]] = {}
         for i, cell in enumerate(self.data["cells"]):
-            first, _ = self.source(i)
-            mark = MARK.match(first) if cell["cell_type"] == "code" else None
-            if mark and mark[1] == "default_exp":
-                self.default = mark[2]
-            elif mark:
-                module = mark[2] or self.default
+            found = marks(cell)
+            self.default = found.get("default_exp") or self.default
+            if "export" in found:
+                module = found["export"] or self.default
                 if module is None:
                     raise BuildError(f"{name}, cell {i}: '#| export' before any '#| default_exp'")
                 self.marked.setdefault(module, []).append(i)
 
     def source(self, i: int) -> tuple[str, str]:
-        """First line (the mark, if any) and the rest of cell `i`."""
-        first, _, rest = "".join(self.data["cells"][i]["source"]).partition("\n")
-        return first, rest
+        """The marks that open cell `i`, if any, and the rest."""
+        return head_and_body(self.data["cells"][i])
 
     def segments(self, module: str) -> list[Segment]:
         found = []
@@ -526,25 +491,83 @@ def owners(root: Path) -> dict[str, Notebook]:
     return found
 
 
-def build(root: Path = ROOT, only: Iterable[str] = ()) -> list[str]:
-    """Write the modules of all notebooks (or of those named); returns the modules that changed."""
+def build(root: Path = ROOT, only: Iterable[str] = (), *, remove: bool = False) -> list[str]:
+    """Write the modules of all notebooks (or of those named); returns the modules that changed.
+
+    Raises: BuildError if a module would lose a definition and `remove` does not say that it may.
+    """
     owned = owners(root)
-    chosen = list(owned)
+    pages = {module: notebook.name for module, notebook in owned.items()}
+    there = {m: p for m, p in orphans(root, owned).items() if (root / "notebooks" / p).exists()}
+    pages |= there
+    chosen = list(pages)
     if only:
-        chosen = [m for name in only for m, book in owned.items() if is_named(book, name)]
+        chosen = [m for name in only for m, page in pages.items() if is_named(root, page, name)]
     for name in only:
-        if not any(is_named(book, name) for book in owned.values()):
+        if not any(is_named(root, page, name) for page in pages.values()):
             raise BuildError(f"no notebook {name} has marked cells")
-    texts = render_all({module: owned[module] for module in dict.fromkeys(chosen)}, root)
+    texts = render_all({m: owned[m] for m in dict.fromkeys(chosen) if m in owned}, root)
+    gone = [module for module in chosen if module in there]
+    if not remove and (losses := lost(root, {**texts, **dict.fromkeys(gone, "")}, pages)):
+        raise BuildError("\n".join(losses))
     changed = [m for m, text in texts.items() if write(module_path(root, m), text)]
+    for module in gone:
+        module_path(root, module).unlink()
     remember(root, texts)
-    return changed
+    return changed + gone
 
 
-def is_named(notebook: Notebook, name: str) -> bool:
+def is_named(root: Path, page: str, name: str) -> bool:
     """`03_rope.ipynb`, `notebooks/03_rope.ipynb`, `deeper/03_flash.ipynb` or the whole path."""
     tail = Path(name).parts
-    return notebook.path.resolve().parts[-len(tail) :] == tail
+    return (root / "notebooks" / page).resolve().parts[-len(tail) :] == tail
+
+
+def orphans(root: Path, owned: dict[str, Notebook]) -> dict[str, str]:
+    """Modules that say they are built from a page, which exports no such module."""
+    found = {}
+    for path in sorted((root / "minillm").rglob("*.py")):
+        module = module_name(root, path.relative_to(root))
+        if (header := HEADER_RE.search(read(path))) and module not in owned:
+            found[module] = header[1]
+    return found
+
+
+def definitions(text: str, where: str) -> list[str]:
+    """Functions, classes, methods and values of a module; none of one that is no Python."""
+    found = []
+    try:
+        segments = split(text, where)
+    except BuildError:
+        return []
+    for segment in segments:
+        found += sorted(bound_names(segment.node) - {"__all__"})
+        if is_class(segment):
+            methods = [m.name for m in segment.node.body if isinstance(m, FUNCTIONS)]
+            found += [f"{segment.key}.{name}" for name in methods]
+    return found
+
+
+def lost(root: Path, texts: dict[str, str], pages: dict[str, str]) -> list[str]:
+    """A sentence for each module that has definitions which these new `texts` have nowhere."""
+    old, new = {}, {}
+    for module, text in texts.items():
+        path = module_path(root, module)
+        old[module] = definitions(read(path), shown(module)) if path.exists() else []
+        new[module] = definitions(text, shown(module))
+    moved = {name for module in new for name in new[module] if name not in old[module]}
+    said = []
+    for module, names in old.items():
+        names = [name for name in names if name not in moved.union(new[module])]
+        names = [name for name in names if name.rpartition(".")[0] not in names]
+        if names:
+            what = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if names[3:] else "")
+            said.append(
+                f"{shown(module)} would lose {what}: no cell of notebooks/{pages[module]} that is "
+                "marked `#| export` defines that. If it shall go: "
+                f"python tools/build.py build --remove {pages[module]}"
+            )
+    return said
 
 
 def drift(root: Path = ROOT) -> list[str]:
@@ -560,13 +583,13 @@ def drift(root: Path = ROOT) -> list[str]:
             problems.append(
                 f"{shown(module)} differs from notebooks/{notebook.name}{names}: {mend}"
             )
-    for path in sorted((root / "minillm").rglob("*.py")):
-        header = HEADER_RE.search(read(path))
-        name = path.relative_to(root)
-        if header and module_name(root, name) not in owned:
-            problems.append(
-                f"{name.as_posix()} says it is built from {header[1]}, which no longer exports it"
-            )
+    for module, page in orphans(root, owned).items():
+        there = (root / "notebooks" / page).exists()
+        mend = f"run python tools/build.py build --remove {page}" if there else "delete the file"
+        problems.append(
+            f"{shown(module)} says it is built from {page}, which no longer exports it: mark its "
+            f"cells `#| export` again, or, if it shall go, {mend}"
+        )
     return problems
 
 
@@ -575,11 +598,11 @@ def edited(root: Path, module: str, notebook: Notebook, built: str) -> str:
     were built or pulled, or, in git, committed; without either, the clock."""
     path = module_path(root, module)
     committed = in_git(root, path)
-    known = [remembered(root).get(module), None if committed is None else digest(committed)]
+    known = [remembered(root).get(module), None if committed is None else text_digest(committed)]
     for agreed in known:
-        if agreed == digest(built):
+        if agreed == text_digest(built):
             return "module"
-        if agreed == digest(read(path)):
+        if agreed == text_digest(read(path)):
             return "notebook"
     if any(known):
         return "both"
@@ -602,14 +625,17 @@ def which_command(root: Path, module: str, notebook: Notebook, built: str) -> st
 
 def build_command(root: Path, notebook: Notebook) -> str:
     """What carries a notebook's edits over: in a learner's copy `grade` does."""
-    in_copy = (root / "given.json").exists()
-    return f"make grade NB={notebook.path.name[:2]}" if in_copy else "make build"
+    return f"make grade NB={notebook.path.name[:2]}" if in_copy(root) else "make build"
+
+
+def in_copy(root: Path) -> bool:
+    return (root / "given.json").exists()
 
 
 AGREED = "build/agreed.json"  # of each module, a digest of the text at which both sides agreed last
 
 
-def digest(text: str) -> str:
+def text_digest(text: str) -> str:
     return sha256(text.encode()).hexdigest()
 
 
@@ -624,7 +650,7 @@ def remembered(root: Path) -> dict[str, str]:
 
 def remember(root: Path, texts: dict[str, str]) -> None:
     """Note that notebooks and modules say the same now."""
-    agreed = {**remembered(root), **{module: digest(text) for module, text in texts.items()}}
+    agreed = {**remembered(root), **{module: text_digest(text) for module, text in texts.items()}}
     write(root / AGREED, json.dumps(agreed, indent=1, sort_keys=True) + "\n")
 
 
@@ -850,13 +876,6 @@ def written_by_hand(text: str) -> tuple[list[tuple[int, str]], str, int]:
     return [(i, line) for i, line in enumerate(lines, 1) if line.strip()], exported, first
 
 
-def single_imports(node: ast.stmt) -> list[str]:
-    """`from a import b, c` as two statements."""
-    if isinstance(node, ast.ImportFrom):
-        return [ast.unparse(ast.ImportFrom(node.module, [name], node.level)) for name in node.names]
-    return [ast.unparse(ast.Import([name])) for name in node.names]
-
-
 def defined_names(segments: list[Segment]) -> list[str]:
     """What a cell defines: `add`, `Pair`, and `Pair.swap` where it reopens the class."""
     names = []
@@ -892,33 +911,35 @@ def sync(name: str) -> None:
         kind = "is a copy" if running.exists() else "has been moved or renamed"
         print(f"{running} {kind}: only {notebook.path} builds the package. Nothing was built.")
         return
-    saved = {
-        "".join(c["source"]).strip() for c in notebook.data["cells"] if c["cell_type"] == "code"
-    }
+    saved = set(map(digest, notebook.data["cells"]))
     try:
         history = get_ipython().user_ns.get("In", [])  # type: ignore[name-defined]
     except NameError:
         history = []
-    latest: dict[str, str] = {}
-    for source in (h.strip() for h in history if re.match(r"#\|\s*export", h)):
-        for defined in defined_names(split(source.partition("\n")[2], "a cell")):
+    latest: dict[str, dict] = {}
+    for cell in ({"cell_type": "code", "source": source.strip()} for source in history):
+        body = head_and_body(cell)[1] if exported(cell) else ""
+        for defined in defined_names(split(body, "a cell")):
             # a class that begins anew has lost what cells of an earlier run had added
             latest = {k: v for k, v in latest.items() if not k.startswith(f"{defined}.")}
-            latest[defined] = source
-    unsaved = sorted(
-        {s.splitlines()[1] for s in latest.values() if s not in saved and len(s.splitlines()) > 1}
-    )
+            latest[defined] = cell
+    unsaved = [c for c in latest.values() if digest(c) not in saved]
+    first_lines = sorted({head_and_body(cell)[1].strip().splitlines()[0] for cell in unsaved})
     for module in notebook.marked:
         path, text = module_path(ROOT, module), render(notebook, module, ROOT)
         same = path.exists() and read(path) == text
         if unsaved:
             print(
-                f"unsaved edits: save the notebook, then run this cell again ({'; '.join(unsaved)})"
+                "unsaved edits: save the notebook, then run this cell again "
+                f"({'; '.join(first_lines)})"
             )
             return
         if not same and only_check:
             command = build_command(ROOT, notebook)
             raise BuildError(f"{shown(module)} differs from notebooks/{name}: run {command}")
+        if losses := [] if same or in_copy(ROOT) else lost(ROOT, {module: text}, {module: name}):
+            print(f"nothing was built: {losses[0]}")
+            return
         if not same:
             write(path, text)
             remember(ROOT, {module: text})
@@ -937,15 +958,18 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "names", nargs="*", help="notebooks (build) or modules (pull); all by default"
     )
+    parser.add_argument(
+        "--remove", action="store_true", help="build: delete what no marked cell defines any longer"
+    )
     parser.add_argument("--root", type=Path, default=ROOT, help=argparse.SUPPRESS)
-    args = parser.parse_args(argv)
+    args = parser.parse_intermixed_args(argv)
     try:
         if args.command == "check":
             problems = drift(args.root)
             print("\n".join(problems) if problems else "package and notebooks agree")
             return bool(problems)
         if args.command == "build":
-            changed, said = build(args.root, args.names), []
+            changed, said = build(args.root, args.names, remove=args.remove), []
         else:
             before = places(args.root)
             changed = pull(args.root, args.names)

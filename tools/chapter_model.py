@@ -13,12 +13,12 @@ from __future__ import annotations
 
 import argparse
 import io
-import json
 from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
 import torch
+from cells import load, text_of
 
 from minillm import training
 from minillm.config import ModelConfig
@@ -32,9 +32,9 @@ PAGE = ROOT / "notebooks" / "07_training.ipynb"
 def run_page() -> dict[str, Any]:
     """The names that the tagged cells of the page leave behind."""
     names: dict[str, Any] = dict(vars(training))  # what the page builds
-    for cell in json.loads(PAGE.read_text(encoding="utf-8"))["cells"]:
+    for i, cell in enumerate(load(PAGE, PAGE.name)["cells"]):
         if "asset" in cell["metadata"].get("tags", []):
-            code = compile("".join(cell["source"]), f"{PAGE.name}, cell {cell['id']}", "exec")
+            code = compile(text_of(cell), f"{PAGE.name}, cell {i}", "exec")
             with redirect_stdout(io.StringIO()):
                 exec(code, names)
     return names

@@ -83,7 +83,7 @@ def first_cell(address: str, tag: str, shelf: str, folder: str = "/content/minil
 
 def injected(page: Path, source: str) -> dict:
     """A page with the cell in front."""
-    data = build.load(page, page.name)
+    data = build.load(page, page.name, ids=True)
     cell = {"cell_type": "code", "execution_count": None, "id": "on-colab", "metadata": {}}
     cell |= {"outputs": [], "source": source.splitlines(keepends=True)}
     data["cells"].insert(0, cell)
@@ -100,12 +100,16 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     folder = ROOT / "notebooks"
     pages = [p for shelf in build.SHELVES for p in sorted((folder / shelf).glob("*.ipynb"))]
-    for page in pages:
-        name = page.relative_to(folder)
-        shelf = "" if name.parent == Path() else name.parent.as_posix()
-        data = injected(page, first_cell(args.address, args.tag, shelf))
-        text = json.dumps(data, indent=1, ensure_ascii=False) + "\n"
-        build.write(args.to / name, text)
+    try:
+        for page in pages:
+            name = page.relative_to(folder)
+            shelf = "" if name.parent == Path() else name.parent.as_posix()
+            data = injected(page, first_cell(args.address, args.tag, shelf))
+            text = json.dumps(data, indent=1, ensure_ascii=False) + "\n"
+            build.write(args.to / name, text)
+    except build.BuildError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
     print(f"{args.to}: {len(pages)} pages, which fetch {args.tag} of {args.address}")
     return 0
 

@@ -4,9 +4,10 @@
     python tools/execute.py notebooks/05_rope.ipynb
     python tools/execute.py --to build --show notebooks/10_minillm.ipynb    on a copy, aloud
 
-Timing metadata and kernel noise are dropped. A cell that fails stops the run, shows the traceback
-and leaves the file as it was. With --show, output appears while the cells run, and the text of
-every cell tagged `result` is printed once more at the end.
+Timing metadata and kernel noise are dropped; a cell that has no id, or another's, gets one. A cell
+that fails stops the run, shows the traceback and leaves the file as it was. With --show, output
+appears while the cells run, and the text of every cell tagged `result` is printed once more at the
+end.
 """
 
 from __future__ import annotations
@@ -14,12 +15,16 @@ from __future__ import annotations
 import argparse
 import asyncio
 import io
+import json
 import os
+import re
 import sys
 import time
+from hashlib import sha256
 from pathlib import Path
 
 import nbformat
+from cells import head_and_body, text_of
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 
@@ -68,17 +73,41 @@ def clean(notebook: nbformat.NotebookNode) -> None:
         if cell.cell_type != "code":
             continue
         cell.outputs = joined(cell.outputs)
-        for output in cell.outputs:
-            if output.output_type == "stream" and output.name == "stderr":
-                lines = output.text.split("\n")  # of a progress bar, keep the last state
-                output.text = "\n".join(line.rsplit("\r", 1)[-1] for line in lines)
+        for name in ("stdout", "stderr"):
+            overwrite([o for o in cell.outputs if o.get("name") == name])
+        cell.outputs = [output for output in cell.outputs if output.get("text") != ""]
+
+
+def overwrite(stream: list) -> None:
+    """Of a line that was begun anew, as a progress bar's, keep the last state: by nbval's rule, on
+    the whole of a cell's stream, however many outputs hold it."""
+    whole = "".join(output.text for output in stream)
+    spans = [found.span() for found in re.finditer(r"^.*\r(?=[^\n])", whole, re.M)]
+    end = 0
+    for output in stream:
+        start, end = end, end + len(output.text)
+        kept = (i for i in range(start, end) if not any(a <= i < b for a, b in spans))
+        output.text = "".join(whole[i] for i in kept)
+
+
+def identify(data: dict) -> None:
+    """Give an id to each cell that has none, as Colab and older formats save it, or another's."""
+    seen: set[str] = set()
+    for i, cell in enumerate(data["cells"]):
+        if cell.get("id") is None or cell["id"] in seen:
+            cell["id"] = sha256(f"{i} {text_of(cell)}".encode()).hexdigest()[:8]
+            data["nbformat_minor"] = max(5, data["nbformat_minor"])
+        seen.add(cell["id"])
 
 
 def read(path: Path) -> nbformat.NotebookNode:
     """The notebook in a file. Raises: ValueError if there is none, such as after a merge."""
     text = path.read_text(encoding="utf-8")
     try:
-        notebook = nbformat.reads(text, as_version=4)
+        data = json.loads(text)
+        if data["nbformat"] == 4:
+            identify(data)
+        notebook = nbformat.reads(json.dumps(data), as_version=4)
         nbformat.validate(notebook)
     except Exception as error:  # of many kinds: what is wrong is met while it is converted
         reason = (str(error).splitlines() or [""])[0][:200]
@@ -112,9 +141,7 @@ def execute(
 
         def announce(cell, cell_index, **_) -> None:  # noqa: ANN001, ANN003
             done = sum(c.cell_type == "code" for c in notebook.cells[: cell_index + 1])
-            lines = [
-                ln for ln in cell.source.splitlines() if ln.strip() and not ln.startswith("#|")
-            ]
+            lines = [ln for ln in head_and_body(cell)[1].splitlines() if ln.strip()]
             print(f"[{done}/{total}] {lines[0][:80] if lines else ''}", flush=True)
 
         client.on_cell_execute = announce

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import build
 import student_blank as blanks
+from cells import exported, marks, text_of
 
 if TYPE_CHECKING:
     from student import Copy
@@ -135,14 +136,15 @@ def carry(copy: Copy, course: Path) -> str:
         if not (copy.root / "notebooks" / name).exists() or not path.exists():
             continue
         data, reference = copy.page(name), build.Notebook(course, name)
-        docs = {c["id"]: docstring(blanks.text_of(c)) for c in reference.data["cells"]}
+        docs = {c["id"]: docstring(text_of(c)) for c in reference.data["cells"]}
         for cell in data["cells"]:
-            cell_id, source = cell.get("id"), blanks.text_of(cell)
+            cell_id, source = cell.get("id"), text_of(cell)
             if copy.untouched(name, cell_id, cell):
                 continue  # `update` brings the course's
             new = rewritten(source)
-            if (mark := build.MARK.match(new.partition("\n")[0])) and mark[1] == "export":
-                new = without_own_imports(new, mark[2] or reference.default or "")
+            if exported(cell):
+                module = marks({**cell, "source": new})["export"]
+                new = without_own_imports(new, module or reference.default or "")
                 if (old := docstring(new)) and old != (doc := docs.get(cell_id, "")):
                     new = new.replace(old, doc, 1)
             if new != source:

@@ -28,6 +28,7 @@ from typing import Any
 import build
 import moved
 import student_blank as blanks
+from cells import digest, exported, head_and_body, text_of
 
 HERE = Path(__file__).resolve().parents[1]
 GIVEN, PROGRESS = "given.json", "progress.json"
@@ -62,8 +63,12 @@ LATER = {
 
 # What a copy holds beside pages and tests.
 WHOLE = ["assets", "LICENSE", "pyproject.toml", "requirements.txt"]
-TOOLS = ["build.py", "execute.py", "moved.py", "student.py", "student_blank.py", "student_judge.py"]
+TOOLS = ["build.py", "cells.py", "execute.py", "moved.py", "student.py", "student_blank.py"]
+TOOLS += ["student_judge.py"]
 NOT_COPIED = shutil.ignore_patterns("__pycache__", ".ipynb_checkpoints", ".hypothesis")
+
+
+UNKNOWN_IDS = "has not the course's cell ids, but another program's"
 
 
 class StudentError(Exception):
@@ -160,7 +165,7 @@ def blank_pages(
     pages, names = {}, {}
     for path in spine(course) + (shelves(course) if deeper else []):
         name = page_name(course, path)
-        pages[name] = build.load(path, name)
+        pages[name] = build.load(path, name, ids=True)
         found = blanks.blank_page(pages[name], name.removesuffix(".ipynb"))
         if found:
             names[name] = found
@@ -173,8 +178,7 @@ def record(files: dict, pages: dict, names: dict, *, deeper: bool) -> dict:
         "deeper": deeper,
         "files": {name: blanks.digest(text.decode("latin-1")) for name, text in files.items()},
         "cells": {
-            name: {c["id"]: blanks.digest(blanks.text_of(c)) for c in data["cells"]}
-            for name, data in pages.items()
+            name: {c["id"]: digest(c) for c in data["cells"]} for name, data in pages.items()
         },
         "names": names,
     }
@@ -207,10 +211,12 @@ class Copy:
             data = build.load(path, f"notebooks/{name}")
         except build.BuildError as error:
             raise StudentError(str(error)) from None
-        if data.get("nbformat") != 4:
+        first, *_ = [*self.given["cells"].get(name, {}), None]
+        marked = any(map(exported, data["cells"]))
+        if name in self.given["names"] and not marked and first not in self.find(name, data):
             raise StudentError(
-                f"notebooks/{name} is saved in notebook format {data.get('nbformat')!r}, and the "
-                "course reads format 4: open it in JupyterLab 4 and save it"
+                f"notebooks/{name} is no longer the course's page: it has another title and no "
+                "marked cell. It stays as it is; rename it, and `update` brings the course's, blank"
             )
         return data
 
@@ -229,33 +235,51 @@ class Copy:
         build.write(self.root / GIVEN, dumped(self.given))
 
     def untouched(self, name: str, cell_id: str, cell: dict) -> bool:
-        return self.given["cells"][name].get(cell_id) == blanks.digest(blanks.text_of(cell))
+        return self.given["cells"][name].get(cell_id) in told_by(cell)
 
-    def find(self, name: str, data: dict, cell_id: str) -> dict | None:
-        """The cell that was handed out under this id: told by it, or by what it defines or says."""
-        for cell in data["cells"]:
-            if cell.get("id") == cell_id:
-                return cell
-        wanted = self.given["names"].get(name, {}).get(cell_id)
-        for cell in data["cells"]:
-            if cell.get("id") in self.given["cells"][name]:
-                continue
-            if (wanted and wanted[0] in defined(cell)) or self.untouched(name, cell_id, cell):
-                return cell
-        return None
+    def knows(self, name: str, data: dict) -> bool:
+        """Whether any cell still has the id that it was handed out with; a marked one may be ours,
+        put back into a page that has others."""
+        given = self.given["cells"].get(name, {})
+        return any(cell.get("id") in given and not exported(cell) for cell in data["cells"])
+
+    def find(self, name: str, data: dict) -> dict[str, dict]:
+        """The cells that were handed out, by id: told by it, or by what they define, or by their
+        text, or by the cells beside them."""
+        cells = data["cells"]
+        given, names = self.given["cells"].get(name, {}), self.given["names"].get(name, {})
+        place = {c["id"]: n for n, c in reversed([*enumerate(cells)]) if c.get("id") in given}
+        left = [n for n, cell in enumerate(cells) if cell.get("id") not in given]
+        defines = {n: set(defined(cells[n])) for n in left}
+        says = {n: told_by(cells[n]) for n in left}
+
+        def take(cell_id: str, fit: list[int]) -> None:
+            if fit and cell_id not in place:
+                place[cell_id] = min(fit, key=lambda n: not exported(cells[n]))
+                left.remove(place[cell_id])
+
+        for cell_id in names:
+            take(cell_id, [n for n in left if defines[n].intersection(names[cell_id])])
+        for cell_id, noted in given.items():
+            take(cell_id, [n for n in left if noted in says[n]])
+        ids = list(given)
+        for order, step in ((ids, 1), (ids[::-1], -1)):
+            for neighbour, cell_id in zip([None, *order], order, strict=False):
+                here = place.get(neighbour, len(cells)) + step
+                fits = here in left and (exported(cells[here]) or cell_id not in names)
+                take(cell_id, [here] if fits else [])
+        return {cell_id: cells[n] for cell_id, n in place.items()}
 
 
-def is_marked(cell: dict) -> bool:
-    mark = build.MARK.match(blanks.text_of(cell).partition("\n")[0])
-    return cell["cell_type"] == "code" and bool(mark) and mark[1] == "export"
+def told_by(cell: dict) -> set[str]:
+    """What a cell may be noted as: older copies have its text as it stood."""
+    return {digest(cell), blanks.digest(text_of(cell))}
 
 
 def defined(cell: dict) -> list[str]:
     """What a code cell defines; nothing where it is no Python."""
     try:
-        return (
-            blanks.definitions("\n" + blanks.text_of(cell)) if cell["cell_type"] == "code" else []
-        )
+        return blanks.definitions(cell) if cell["cell_type"] == "code" else []
     except SyntaxError:
         return []
 
@@ -267,7 +291,7 @@ def section(data: dict, cell: dict) -> str:
         if other is cell:
             break
         if other["cell_type"] == "markdown":
-            found = re.findall(r"^#+ (.+)$", blanks.text_of(other), re.M)
+            found = re.findall(r"^#+ (.+)$", text_of(other), re.M)
             heading = found[-1] if found else heading
     return heading
 
@@ -296,18 +320,21 @@ def fill(copy: Copy, course: Path, chapters: list[str]) -> list[str]:
     """Put the course's cells of these chapters in where nobody has written; what was done."""
     said = []
     for name in pages_of(copy.given, chapters):
-        data, reference = copy.page(name), build.load(course / "notebooks" / name, name)
-        theirs = {c["id"]: c for c in reference["cells"]}
-        done, left = 0, []
+        data = copy.page(name)
+        reference, blank = (build.load(course / "notebooks" / name, name, ids=True) for _ in "ab")
+        blanks.blank_page(blank, name.removesuffix(".ipynb"))
+        theirs, blank = ({c["id"]: c for c in page["cells"]} for page in (reference, blank))
+        mine, done, left = copy.find(name, data), 0, []
         for cell_id, names in copy.given["names"][name].items():
             if cell_id not in theirs:
                 raise StudentError(
                     f"the course has changed since notebooks/{name} was written: run update first"
                 )
-            cell = copy.find(name, data, cell_id)
+            cell = mine.get(cell_id)
+            offered = {digest(theirs[cell_id]), digest(blank[cell_id])}
             if cell is None:
-                cell = insert(data, reference, cell_id)
-            elif not copy.untouched(name, cell_id, cell) and not same(cell, theirs[cell_id]):
+                cell = insert(data, reference, cell_id, mine)
+            elif not copy.untouched(name, cell_id, cell) and digest(cell) not in offered:
                 left.append(
                     f"  left as you wrote it: {', '.join(names)} "
                     f"(delete the cell, and fill puts the course's there)"
@@ -315,7 +342,7 @@ def fill(copy: Copy, course: Path, chapters: list[str]) -> list[str]:
                 continue
             cell["source"] = theirs[cell_id]["source"]
             blanks.drop_outputs(cell)
-            copy.given["cells"][name][cell_id] = blanks.digest(blanks.text_of(cell))
+            copy.given["cells"][name][cell_id] = digest(cell)
             done += len(names)
         copy.save(name, data)
         said += [f"notebooks/{name}: {done} bodies filled in", *left]
@@ -323,18 +350,20 @@ def fill(copy: Copy, course: Path, chapters: list[str]) -> list[str]:
     return said + rebuild(copy, list(copy.given["names"]))
 
 
-def same(cell: dict, other: dict) -> bool:
-    return digest_of(cell) == digest_of(other)
-
-
-def insert(data: dict, reference: dict, cell_id: str) -> dict:
+def insert(data: dict, reference: dict, cell_id: str, mine: dict[str, dict]) -> dict:
     """A copy of the reference's cell, put behind the nearest of its predecessors that is there."""
     ids = [c["id"] for c in reference["cells"]]
-    here = [c.get("id") for c in data["cells"]]
-    place = next((here.index(i) + 1 for i in reversed(ids[: ids.index(cell_id)]) if i in here), 0)
-    cell = json.loads(json.dumps(reference["cells"][ids.index(cell_id)]))
+    at = ids.index(cell_id)
+    here = {i: n for i in mine for n, c in enumerate(data["cells"]) if c is mine[i]}
+    before = [here[i] + 1 for i in ids[:at] if i in here]
+    after = [here[i] for i in ids[at:] if i in here]
+    place = [*before[-1:], *after, len(data["cells"])][0]
+    cell = json.loads(json.dumps(reference["cells"][at]))
+    if data.get("nbformat_minor", 5) < 5:
+        del cell["id"]  # its format has none
     blanks.drop_outputs(cell)
     data["cells"].insert(place, cell)
+    mine[cell_id] = cell
     return cell
 
 
@@ -348,7 +377,8 @@ def update(copy: Copy, course: Path) -> list[str]:
     for name, content in files.items():
         said += update_file(copy, name, content)
     for name, data in pages.items():
-        said += update_page(copy, name, data, build.load(course / "notebooks" / name, name), new)
+        reference = build.load(course / "notebooks" / name, name, ids=True)
+        said += update_page(copy, name, data, reference, new)
     copy.given["files"] |= new["files"]
     copy.given["names"] = names
     copy.save_given()
@@ -381,39 +411,45 @@ def update_page(copy: Copy, name: str, blank: dict, reference: dict, new: dict) 
     except StudentError as error:
         return [f"left: {error}"]
     full = {c["id"]: c for c in reference["cells"]}
-    said, changed = [], 0
+    said, changed, missing, found = [], 0, 0, copy.find(name, data)
+    known_ids = copy.knows(name, data)
     for cell in blank["cells"]:
         cell_id = cell["id"]
-        mine = copy.find(name, data, cell_id)
+        mine = found.get(cell_id)
+        if mine is None and not known_ids and not exported(cell):
+            missing += 1
+            continue
         what = ", ".join(new["names"].get(name, {}).get(cell_id, [])) or f"cell {cell_id}"
         if mine is None:
-            insert(data, blank, cell_id)
+            insert(data, blank, cell_id, found)
             known[cell_id] = new["cells"][name][cell_id]
             said.append(f"put back or new in notebooks/{name}: {what}")
             continue
-        now = blanks.digest(blanks.text_of(mine))
-        offered = {digest_of(c) for c in (cell, full[cell_id])}
-        if now in offered:
-            known[cell_id] = now
+        offered = set.union(*map(told_by, (cell, full[cell_id])))
+        if digest(mine) in offered:
+            known[cell_id] = digest(mine)
             continue
-        if known.get(cell_id) != now:
+        if known.get(cell_id) not in told_by(mine):
             if not known.get(cell_id) or known[cell_id] not in offered:
                 said.append(f"left in notebooks/{name}: {what} (yours; the course's has changed)")
             continue
-        filled = is_marked(mine) and not blanks.still_blank(blanks.text_of(mine))
+        filled = exported(mine) and not blanks.still_blank(mine)
         mine["source"] = (full[cell_id] if filled else cell)["source"]
         blanks.drop_outputs(mine)
-        known[cell_id] = digest_of(mine)
+        known[cell_id] = digest(mine)
         changed += 1
     if changed:
         said.append(f"new in notebooks/{name}: {changed} cells")
     if said:
         copy.save(name, data)
+    if missing:
+        said.append(
+            f"notebooks/{name} {UNKNOWN_IDS}: only marked cells are put back, "
+            f"no others ({missing} missing)"
+        )
+    order = dict.fromkeys([*new["cells"][name], *known])
+    copy.given["cells"][name] = {cell_id: known[cell_id] for cell_id in order if cell_id in known}
     return said
-
-
-def digest_of(cell: dict) -> str:
-    return blanks.digest(blanks.text_of(cell))
 
 
 def rebuild(copy: Copy, pages: list[str]) -> list[str]:
@@ -461,6 +497,8 @@ def remarks(copy: Copy, chapter: str) -> list[str]:
                 f"notebooks/{name} was saved without cell ids (format 4."
                 f"{data.get('nbformat_minor')}): its cells are told by what they define"
             )
+        elif not copy.knows(name, data):
+            said.append(f"notebooks/{name} {UNKNOWN_IDS}: its cells are told by what they define")
         for cell_id, names in copy.given["names"][name].items():
             said += remarks_on(copy, name, data, cell_id, names)
     return said
@@ -474,24 +512,27 @@ def changed(copy: Copy, name: str) -> bool:
 
 
 def remarks_on(copy: Copy, name: str, data: dict, cell_id: str, names: list[str]) -> list[str]:
-    marked = {n for cell in data["cells"] if is_marked(cell) for n in defined(cell)}
+    marked = {n for cell in data["cells"] if exported(cell) for n in defined(cell)}
     missing = [n for n in names if n not in marked]
     if not missing:
         return []
     what = ", ".join(missing)
-    cell = copy.find(name, data, cell_id)
+    cell = copy.find(name, data).get(cell_id)
     if cell is None:
         return [f"notebooks/{name}: the cell that defines {what} was deleted: update puts it back"]
     where = f'notebooks/{name}, under "{section(data, cell)}"'
-    if not is_marked(cell):
+    if not exported(cell):
         return [
             f"{where}: the cell of {what} has lost its first line, `#| export`: without it "
             "nothing reaches the package"
         ]
     try:
-        found = blanks.definitions(blanks.text_of(cell))
+        found = blanks.definitions(cell)
     except SyntaxError as error:
-        return [f"{where}: line {(error.lineno or 0) + 1} of the cell is no Python: {error.msg}"]
+        above = head_and_body(cell)[0].count("\n") + 1
+        return [
+            f"{where}: line {(error.lineno or 0) + above} of the cell is no Python: {error.msg}"
+        ]
     expected = {n for ns in copy.given["names"][name].values() for n in ns}
     tops = {n.partition(".")[0] for n in expected}
     others = [n for n in found if n not in expected and n not in tops]
@@ -510,8 +551,8 @@ def written(copy: Copy) -> dict[str, tuple[int, int]]:
         except StudentError:
             found[name] = (0, sum(map(len, cells.values())))
             continue
-        marked = [cell for cell in data["cells"] if is_marked(cell)]
-        open_names = {n for cell in marked for n in blanks.still_blank(blanks.text_of(cell))}
+        marked = [cell for cell in data["cells"] if exported(cell)]
+        open_names = {n for cell in marked for n in blanks.still_blank(cell)}
         there = {n for cell in marked for n in defined(cell)}
         all_names = [n for ns in cells.values() for n in ns]
         found[name] = (sum(n in there and n not in open_names for n in all_names), len(all_names))
@@ -527,7 +568,7 @@ def places(copy: Copy) -> dict[str, tuple[str, str]]:
         except StudentError:
             continue
         for cell in data["cells"]:
-            for missing in blanks.still_blank(blanks.text_of(cell)) if is_marked(cell) else []:
+            for missing in blanks.still_blank(cell):
                 found[missing] = (name, section(data, cell))
     return found
 

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from hashlib import sha256
 
 import build
+from cells import exported, head_and_body, text_of
 
 GIVEN = {"in_ascii", "bytes_to_unicode"}  # stay whole: other modules call them when imported
 GIVEN |= {  # and what shows a thing in a notebook or a failing test
@@ -23,7 +24,7 @@ GIVEN |= {  # and what shows a thing in a notebook or a failing test
     "WindowBatches.__repr__",
 }
 IMPORT = "from not_written import {}"
-BLANK = re.compile(r"\b(?:raise NotWritten|unwritten)\(\s*\"([\w.]+)\"")
+BLANK = re.compile(r"\b(?:raise NotWritten|unwritten)\(\s*[\"']([\w.]+)[\"']")
 
 # not_written.py in a copy: no part of the package, whose tests count what it imports
 NOT_WRITTEN = '''"""What a body raises that is still to be written."""
@@ -62,11 +63,6 @@ def digest(text: str) -> str:
     return sha256(text.strip().encode()).hexdigest()[:16]
 
 
-def text_of(cell: dict) -> str:
-    source = cell["source"]
-    return source if isinstance(source, str) else "".join(source)
-
-
 def lines_of(text: str) -> list[str]:
     return text.splitlines(keepends=True)
 
@@ -101,14 +97,13 @@ def called(node: ast.stmt) -> set[str]:
 
 
 def blank(
-    source: str, page: str, cell: str, known: set[str], imported: set[str]
+    text: str, page: str, cell: str, known: set[str], imported: set[str]
 ) -> tuple[str, list[str]]:
-    """A marked cell without its bodies, and the names of those.
+    """The Python of a marked cell without its bodies, and the names of those.
 
     `known` collects the functions and classes of this page that cells so far have left blank,
     `imported` what they have imported of the package.
     """
-    mark, _, text = source.partition("\n")
     tree = ast.parse(text)
     lines = text.split("\n")
     cuts: list[tuple[int, int, str]] = []  # first and last line (from 0, exclusive), what replaces
@@ -139,7 +134,7 @@ def blank(
         lines[first:last] = new.split("\n")
     if wanted:
         add_import(lines, tree, IMPORT.format(", ".join(sorted(wanted))))
-    return "\n".join([mark, *lines]), names
+    return "\n".join(lines), names
 
 
 def cut_body(
@@ -204,19 +199,19 @@ def add_import(lines: list[str], tree: ast.Module, new: str) -> None:
 def blank_page(data: dict, page: str) -> dict[str, list[str]]:
     """Take the outputs and, in marked cells, the bodies out of a notebook; the names, cell by cell.
 
-    `data` is changed in place.
+    `data` is changed in place. Raises: BuildError if a marked cell is no Python.
     """
     known: set[str] = set()
     imported: set[str] = set()
     names: dict[str, list[str]] = {}
-    for cell in data["cells"]:
+    for i, cell in enumerate(data["cells"]):
         drop_outputs(cell)
-        text = text_of(cell)
-        mark = build.MARK.match(text.partition("\n")[0]) if cell["cell_type"] == "code" else None
-        if mark and mark[1] == "export":
-            text, found = blank(text, page, cell["id"], known, imported)
+        if exported(cell):
+            head, body = head_and_body(cell)
+            build.split(body, f"{page}.ipynb, cell {i}")
+            text, found = blank(body, page, cell["id"], known, imported)
             if found:
-                cell["source"] = lines_of(text)
+                cell["source"] = lines_of(f"{head}\n{text}")
                 names[cell["id"]] = found
     return names
 
@@ -226,17 +221,17 @@ def drop_outputs(cell: dict) -> None:
         cell["outputs"], cell["execution_count"] = [], None
 
 
-def definitions(source: str) -> list[str]:
-    """Functions, methods and classes that a marked cell defines, and its constants.
+def definitions(cell: dict) -> list[str]:
+    """Functions, methods and classes that a cell defines, and its constants.
 
     Raises: SyntaxError if it is no Python.
     """
-    tree = ast.parse(source.partition("\n")[2])
+    tree = ast.parse(head_and_body(cell)[1])
     found = [name for name, _ in functions(tree.body)]
     found += [node.name for node in tree.body if isinstance(node, ast.ClassDef)]
     return found + [n for node in tree.body for n in build.public_names(node) if n not in found]
 
 
-def still_blank(source: str) -> list[str]:
-    """What a cell has left to write."""
-    return BLANK.findall(source)
+def still_blank(cell: dict) -> list[str]:
+    """What a marked cell has left to write."""
+    return BLANK.findall(text_of(cell)) if exported(cell) else []

@@ -31,6 +31,7 @@ import stat
 import subprocess
 import sys
 import tempfile
+import time
 import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -41,6 +42,8 @@ import build
 import student
 from student import HERE, StudentError
 
+HANGS = 3600  # seconds in which the course's own code ends on any machine
+TIMES = 10  # so many times as long as the course's page a hand-in may take
 LARGEST = 20_000_000  # bytes of a page, or of what a hand-in's process writes to one file
 COLUMNS = "hand-in verdict written passed failed waiting not_run values first_message".split()
 NO_SANDBOX = (
@@ -127,6 +130,7 @@ class Box:
     hidden: tuple[Path, ...] = ()  # what a container does not show
     uid: int = 0
     late: bool = False  # whether the last command was stopped
+    took: float = 0.0  # seconds, of the command that took longest
 
     def run(
         self, command: list[str], *, cwd: Path, env: dict[str, str], stdout: Any, stderr: Any
@@ -138,6 +142,7 @@ class Box:
             give(cwd, self.uid)
             how |= {"user": self.uid, "group": self.uid, "extra_groups": []}
         env = bare(env, cwd)
+        start = time.monotonic()
         process = subprocess.Popen(
             command,
             cwd=cwd,
@@ -154,6 +159,7 @@ class Box:
         except subprocess.TimeoutExpired:
             self.late = True
         self.stop(process)
+        self.took = max(self.took, time.monotonic() - start)
         return process.returncode
 
     def container(self, folder: Path) -> list[str]:
@@ -221,9 +227,9 @@ def find_box(seconds: float, gigabytes: float) -> Box:
     """The strongest of container, other user, none that works here."""
     hidden = tuple(p for p in (HERE / "notebooks", HERE / "minillm", HERE / ".git") if p.is_dir())
     uid = 61_000 + os.getpid() % 4000
-    boxes = [Box("container", 60, gigabytes, hidden)] if shutil.which("bwrap") else []
+    boxes = [Box("container", HANGS, gigabytes, hidden)] if shutil.which("bwrap") else []
     if os.name == "posix" and os.getuid() == 0:
-        boxes.append(Box("user", 60, gigabytes, uid=uid))
+        boxes.append(Box("user", HANGS, gigabytes, uid=uid))
     for box in boxes:
         if works(box):
             box.seconds = seconds
@@ -310,7 +316,11 @@ def same(ours: Any, theirs: Any) -> bool:
 
 
 class Grader:
-    """Grades the hand-ins of one chapter, each on a copy of its own."""
+    """Grades the hand-ins of one chapter, each on a copy of its own.
+
+    The course's page goes first: TIMES as long as it took, but at least the seconds of the box, is
+    what a hand-in may take.
+    """
 
     def __init__(self, course: Path, chapter: str, box: Box, folder: Path) -> None:
         self.box, self.folder, self.seed = box, folder, random.SystemRandom().randrange(10**6)
@@ -326,6 +336,7 @@ class Grader:
         full = self.fresh("course")
         student.fill(student.Copy(full), course, [self.chapter])
         self.modules = set(build.Notebook(full, self.page).marked)
+        least, box.seconds, box.took = box.seconds, HANGS, 0.0
         self.course = judge(full, self.chapter, self.seed, box)
         wrong = [t for t, r in self.course.tests.items() if r["outcome"] != "passed"]
         if wrong or not self.course.tests or box.late:
@@ -333,6 +344,7 @@ class Grader:
                 f"the course itself does not pass within {box.seconds:.0f} s and "
                 f"{box.gigabytes:g} GB: {(wrong or ['no test ended'])[0]}"
             )
+        box.seconds = max(least, TIMES * box.took)
         shutil.rmtree(full)
 
     def fresh(self, name: str) -> Path:
@@ -437,7 +449,12 @@ def main(argv: list[str] | None = None) -> int:
     take_in.add_argument("folder", type=Path)
     take_in.add_argument("chapter")
     take_in.add_argument("--csv", type=Path, help="default: the folder's name with .csv")
-    take_in.add_argument("--seconds", type=float, default=300, help="for the tests of one hand-in")
+    take_in.add_argument(
+        "--seconds",
+        type=float,
+        default=300,
+        help=f"that a hand-in's tests may take; {TIMES} times what the course's take, if more",
+    )
     take_in.add_argument("--gigabytes", type=float, default=8, help="of address space")
     args = parser.parse_args(argv)
     try:
@@ -452,7 +469,7 @@ def main(argv: list[str] | None = None) -> int:
             grade_hand_ins(
                 HERE, folder, args.chapter, target, box, lambda line: print(line, flush=True)
             )
-    except StudentError as error:
+    except (StudentError, build.BuildError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     return 0

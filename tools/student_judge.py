@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 WAITING = re.compile(r"([\w.]+) is not written yet: notebooks/")
-RAISED = re.compile(r"raise NotWritten\(\s*\"([\w.]+)\"")  # a line of a traceback
+RAISED = re.compile(r"raise NotWritten\(\s*[\"']([\w.]+)[\"']")  # a line of a traceback
 
 
 def not_written(error: object) -> str | None:

@@ -112,12 +112,12 @@ def files(folder):
 @pytest.mark.parametrize("place", PLACES)
 def test_a_run_that_is_killed_and_resumed_is_as_one_that_was_not(folder, processes, place):
     killed, whole, process = folder / place, folder / "whole", processes[place]
-    deadline = threading.Timer(300, process.kill)
+    deadline = threading.Timer(900, process.kill)
     deadline.start()
     assert process.stdout.readline() == "here\n", process.communicate()[1]
     deadline.cancel()
     process.kill()
-    process.wait(timeout=60)
+    process.wait(timeout=900)
     assert process.returncode == (-signal.SIGKILL if os.name == "posix" else 1)
     last, found = PLACES[place]
     names = sorted(path.name.replace(str(process.pid), "") for path in killed.glob("*step-*"))

@@ -87,7 +87,7 @@ def on_a_terminal(words, typed=b""):
             shown += piece
     except OSError as error:  # Linux says so at the end
         assert error.errno == errno.EIO
-    process.wait(120)
+    process.wait(900)
     os.close(ours)
     return shown.decode("utf-8").replace("\r\n", "\n"), process.returncode
 

@@ -148,7 +148,7 @@ def test_no_template_takes_more_than_its_share(low, how):
     with pytest.raises(ValueError, match=r"^the chat template ") as found:
         chat(HOSTILE[how])
     assert len(str(found.value)) < 1200
-    assert time.monotonic() - start < 60  # against hanging: without limits it takes hours
+    assert time.monotonic() - start < 900  # against hanging: without limits it takes hours
 
 
 @pytest.mark.parametrize(
@@ -171,7 +171,8 @@ def test_text_is_bounded():
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere only the time bounds memory")
-def test_memory_is_bounded(low):
+def test_memory_is_bounded(low, monkeypatch):
+    monkeypatch.setattr(fence, "SECONDS", 600)
     with pytest.raises(ValueError, match="takes more than 100 MB, or breaks Python"):
         chat("{{ ('x' * 10**8) | length }}")
     assert chat("{{ ('x' * 10**7) | length }}") == "10000000"
@@ -277,7 +278,7 @@ def test_no_pattern_takes_longer_than_its_time(low, how):
     start = time.monotonic()
     with pytest.raises(ValueError, match=r"^the pattern '\(?.* takes more than 0\.1 seconds"):
         fence.matches(TOO_SLOW[how], NAMES)
-    assert time.monotonic() - start < 60
+    assert time.monotonic() - start < 900
 
 
 @pytest.mark.parametrize("how", REFUSED)
@@ -358,7 +359,7 @@ def run(code, *, python=(sys.executable, "-X", "dev", "-W", "error"), code_is=0,
         [*python, "-c", SCRIPT + code],
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=900,
         env=settings,
         **options,
     )
@@ -368,7 +369,7 @@ def run(code, *, python=(sys.executable, "-X", "dev", "-W", "error"), code_is=0,
 
 def gone(pid):
     """Whether a process has ended, or ends soon."""
-    for _ in range(1000):
+    for _ in range(60_000):
         try:
             os.kill(pid, 0)
         except OSError:
@@ -386,8 +387,9 @@ def test_nothing_is_left_when_the_program_ends(how):
 @pytest.mark.skipif(os.name == "nt", reason="asks by POSIX's signals whether a process lives")
 def test_a_task_ends_though_its_parent_is_killed():
     code = (
-        "print(child.pid, flush=True)\nfence.SECONDS = 0.5\nimport threading\n"
-        "threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGKILL)).start()\nfill(FOREVER)"
+        "print(child.pid, flush=True)\nfence.SECONDS = 0.5\n"
+        "os.read = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # the task is sent\n"
+        "fill(FOREVER)"
     )
     assert gone(int(run(code, code_is=-signal.SIGKILL)))
 
@@ -431,7 +433,13 @@ def test_ctrl_c_ends_the_task_and_writes_nothing():
         """
 import threading
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background ignores it
-threading.Timer(0.3, os.killpg, (0, signal.SIGINT)).start()  # as a terminal does
+read = os.read
+def interrupted(*where):  # the task is sent
+    os.read = read
+    threading.Timer(0.3, os.killpg, (0, signal.SIGINT)).start()  # as a terminal does
+    return read(*where)
+os.read = interrupted
+fence.SECONDS = 600
 try:
     fill(FOREVER)
 except KeyboardInterrupt:

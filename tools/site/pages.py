@@ -25,6 +25,9 @@ import javascript
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
+sys.path.append(str(HERE.parent))
+from cells import BuildError, load, marks, text_of  # noqa: E402
+
 SOURCE, OUT = ROOT / "build/site-src", ROOT / "build/site"
 STORY = ROOT / "build/site-live/story.json"
 MODEL = ("config.json", "model.safetensors", "tokenizer.json")  # of assets/stories-en
@@ -58,17 +61,14 @@ class SourceError(Exception):
     """Something in the repository that no page can be made of."""
 
 
-def text_of(cell: dict[str, Any]) -> str:
-    return "".join(cell["source"])
-
-
 def read_notebook(path: Path) -> dict[str, Any]:
     """A notebook that was run: pages show stored outputs.
 
-    Raises: SourceError with the notebook's name if a code cell of it was never run.
+    Raises: SourceError with the notebook's name if a code cell of it was never run; BuildError if
+        the file is no notebook or a cell has no id.
     """
     name = path.relative_to(ROOT) if path.is_relative_to(ROOT) else path
-    notebook = json.loads(path.read_text(encoding="utf-8"))
+    notebook = load(path, str(name), ids=True)
     cells = [c for c in notebook["cells"] if c["cell_type"] == "code" and text_of(c).strip()]
     missing = [c["id"] for c in cells if c.get("execution_count") is None]
     if missing or not any(c["outputs"] for c in cells):
@@ -94,12 +94,11 @@ def marked(notebook: dict[str, Any], up: str) -> int:
     """Put a label before each exported cell, and a class on it; how many there are."""
     default, cells, count = "", [], 0
     for cell in notebook["cells"]:
-        first = text_of(cell).split("\n", 1)[0].split() if cell["cell_type"] == "code" else []
-        if first[:2] == ["#|", "default_exp"]:
-            default = first[2]
-        if first[:2] == ["#|", "export"]:
+        found = marks(cell)
+        default = found.get("default_exp") or default
+        if "export" in found:
             count += 1
-            module = first[2] if len(first) > 2 else default
+            module = found["export"] or default
             cells.append(markdown_cell(package_label(module, up), f"{cell['id']}-label"))
             cell["metadata"]["tags"] = [*cell["metadata"].get("tags", []), "package-code"]
         cells.append(cell)
@@ -290,7 +289,7 @@ def main() -> None:
     start = time.perf_counter()
     try:
         lay_out()
-    except (SourceError, front.NumberError, javascript.CounterpartError) as error:
+    except (SourceError, BuildError, front.NumberError, javascript.CounterpartError) as error:
         sys.exit(f"make site: {error}")
     shutil.rmtree(OUT, ignore_errors=True)
     options = ["-b", "html", "-W", "--keep-going", "-q", "-j", "2", "-c", str(HERE)]

@@ -911,8 +911,11 @@ def test_many_targets_are_looked_up_and_not_tried_one_by_one(tmp_path):
     save_adapter(model, tmp_path)
     rewrite(tmp_path, target_modules=[*map(str, range(10**9, 10**9 + 500_000)), *names])
     start = time.process_time()
+    json.loads((tmp_path / "adapter_config.json").read_text())
+    reading = time.process_time() - start
     assert load_adapter(layers(), tmp_path) == sorted(names)
-    assert time.process_time() - start < 10  # one by one it is 30
+    loading = time.process_time() - start - reading
+    assert loading < 40 * reading  # some four times; one by one it is 150
 
 
 def test_a_merge_that_16_bits_cannot_hold_is_refused():

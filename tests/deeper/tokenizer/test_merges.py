@@ -110,7 +110,7 @@ def test_one_long_word_takes_no_quadratic_time():
     word = "".join(rng.choices("abcdefghijklmnopqrstuvwxyz", k=1_000_000))
     start = time.process_time()
     tokenizer = BPETokenizer.train(word, 1000)
-    assert time.process_time() - start < 30  # three on a quiet machine, hours in the square
+    assert time.process_time() - start < 600  # it takes three; hours in the square
     assert len(tokenizer) == 1000
 
 

