@@ -134,7 +134,7 @@ class CacheLayer:
             return tuple(b.clone() for b in self._buffers)
 
     def join(self, last: "CacheLayer") -> None:
-        """Called when layers become one cache, with its last layer."""
+        """Called when layers become one cache, with its last layer that holds keys."""
 
 
 class DynamicLayer(CacheLayer):
@@ -181,9 +181,9 @@ class KVCache:
 
     def __init__(self, layers: Sequence[CacheLayer]) -> None:
         self.layers = list(layers)
-        self._asked = next((x for x in self.layers if x.holds_keys), self.layers[0])
+        self._asked = next((x for x in self.layers[::-1] if x.holds_keys), self.layers[-1])
         for layer in self.layers:
-            layer.join(self.layers[-1])
+            layer.join(self._asked)
 
     def __getitem__(self, index: int) -> CacheLayer:
         return self.layers[index]

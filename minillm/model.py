@@ -146,7 +146,7 @@ class Decoder(nn.Module):
         Raises: ValueError for shapes that do not fit, before any work is done.
         """
         past = 0 if cache is None else cache.length
-        check_inputs(input_ids, attention_mask, position_ids, past)
+        check_inputs(input_ids, attention_mask, position_ids, past, self.rotary)
         T, device = input_ids.shape[-1], input_ids.device
         slots = torch.arange(past, past + T, device=device)
         keys = slots if cache is None else cache.key_positions(T)

@@ -145,7 +145,7 @@ class RotaryEmbedding(nn.Module):
             self.warn_beyond(int(position_ids.max()) + 1)  # elsewhere reading it would wait
         frequencies = self.inv_freq
         if self.dynamic:
-            frequencies, _ = self._frequencies(device, position_ids.max() + 1)
+            frequencies, _ = self._frequencies(device, position_ids.amax(-1)[..., None, None] + 1)
         elif frequencies.device != device:  # built on "meta" and never moved
             frequencies, _ = self._frequencies(device)
         frequencies = self.rotation.spread(frequencies)  # (D,)

@@ -60,12 +60,19 @@ def test_contradictions_are_errors_that_name_the_values(changes, message):
         ({"rope_theta": "x"}, "rope_theta must be a number above 0, not 'x'"),
         ({"hidden_size": None}, "lacks hidden_size"),
         ({"model_type": "falcon", "alibi": True}, "ALiBi"),
-        ({"partial_rotary_factor": 0.5}, "part of each head"),
-        ({"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.25}}, "part of each"),
+        (
+            {"partial_rotary_factor": 0.5, "rope_scaling": {"type": "linear", "factor": 2.0}},
+            "part of each head",
+        ),
+        (
+            {"rope_parameters": {"rope_type": "yarn", "factor": 2.0, "rope_theta": 1e4,
+                                 "partial_rotary_factor": 0.25}},
+            "part of each",
+        ),
         ({"rope_parameters": {"a": {"rope_theta": 1.0}}}, "differ by layer"),
         ({"quantization_config": {"bits": 4}}, "quantized"),
         ({"model_type": "gpt2", "scale_attn_by_inverse_layer_idx": True}, "by layer"),
-        ({"model_type": "deepseek_v3", "scoring_func": "softmax"}, "scoring_func='softmax'"),
+        ({"model_type": "gemma", "use_bidirectional_attention": True}, "attention to later tokens"),
         (
             {"model_type": "qwen2", "use_sliding_window": True, "sliding_window": 8,
              "layer_types": ["full_attention", "sliding_attention"]},
@@ -162,11 +169,14 @@ def test_a_real_config_opens_without_a_word():
 
 
 @pytest.mark.parametrize("key", ["rope_interleaved", "use_mrope", "is_encoder_decoder"])
-def test_keys_that_would_change_numbers_are_refused_by_name(key):
+def test_keys_that_transformers_passes_over_are_passed_over_by_name(key):
+    """`tests/deeper/pretrained/test_keys_passed_over.py` asks transformers itself."""
     data = {"model_type": "llama", "rope_theta": 1e4, **LLAMA}
-    with pytest.raises(ValueError, match=f"{key}=True is not supported"):
-        ModelConfig.from_dict({**data, key: True})
-    assert ModelConfig.from_dict({**data, key: False}) == ModelConfig.from_dict(data)
+    with pytest.warns(UserWarning, match=f"not used: {key}"):
+        assert ModelConfig.from_dict({**data, key: True}) == ModelConfig.from_dict(data)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert ModelConfig.from_dict({**data, key: False}) == ModelConfig.from_dict(data)
 
 
 @pytest.mark.parametrize("name", CONFIGS)

@@ -33,8 +33,12 @@ class Family:
         mlp, layer: the same, from config and number of the layer.
         architecture: the class in transformers; without it, its files hold our keys.
         spelling: keys that its files spell in their own way, ours -> theirs.
+        aliases: more names that its files may use for a key, theirs -> ours.
+        reads: keys that would change what it computes, with spaces between: other values than ours
+            are refused (`minillm.deeper.pretrained.families`).
         usual: what a file without the key means, where that is not our default.
-        unwritten: keys that its files do not have, with spaces between.
+        unwritten: keys that its files do not have, with spaces between; one that has them is
+            read without.
         windowed: whether its files may say sliding_window.
         names: pairs of parts of names of weights, ours and theirs, or a function that gives them
             for a config.
@@ -52,6 +56,8 @@ class Family:
     decoder: Callable[..., Any] | None = None
     architecture: str = ""
     spelling: Mapping[str, str] = field(default_factory=dict)
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    reads: str = ""
     usual: Mapping[str, Any] = field(default_factory=dict)
     unwritten: str = ""
     windowed: bool = False
@@ -67,7 +73,12 @@ FAMILIES: MutableMapping[str, Family | str] = {
     "llama": Family(architecture="LlamaForCausalLM"),
     "mistral": Family(
         architecture="MistralForCausalLM",
-        usual={"sliding_window": 4096},  # what transformers takes it to mean; null means none
+        # what transformers takes a file to mean; null as a window means none
+        usual={
+            "sliding_window": 4096,
+            "num_key_value_heads": 8,
+            "max_position_embeddings": 131072,
+        },
         unwritten="mlp_bias attention_bias",
         windowed=True,
     ),

@@ -5,13 +5,14 @@ Written by hand.
 
 from __future__ import annotations
 
+import math
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from minillm.support.checks.model import check_room
+from minillm.support.checks.model import check_room, dynamic_from
 
 if TYPE_CHECKING:
     from minillm.cache import KVCache
@@ -80,6 +81,36 @@ class EvalMode:
     def __exit__(self, *error: object) -> None:
         for part in self.training:
             part.training = True
+
+
+def own_method(part: Any, name: str, usual: type) -> bool:
+    """Whether a part does something of its own there; a method that only checks more says so.
+
+    `only_checks` of the class that has the method names it.
+    """
+    if name in vars(part):
+        return True
+    from minillm.deeper.pretrained.changes import same_class
+
+    owner = next(c for c in type(part).__mro__ if name in vars(c))
+    return not same_class(owner, usual) and name not in vars(owner).get("only_checks", ())
+
+
+def check_positionwise(model: Any, lost: str) -> None:
+    """For who makes positions and masks itself, and calls `run`.
+
+    Raises: ValueError for a model that keeps states, that prepares its inputs in its own way, or
+        whose rotation depends on the length of the pass.
+    """
+    from minillm.model import CausalLM, Decoder
+
+    kind = model.config.model_type
+    if model.config.stateful:
+        raise ValueError(f"{lost}: {kind} keeps states")
+    if own_method(model.model, "prepare", Decoder) or own_method(model, "forward", CausalLM):
+        raise ValueError(f"{lost}: {kind} makes positions and masks in its own way")
+    if dynamic_from(model.model.rotary) < math.inf:
+        raise ValueError(f"{lost}: dynamic rope_scaling turns keys by the length of the whole pass")
 
 
 def without_autocast(x: Tensor) -> AbstractContextManager[Any]:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from minillm.attention import causal_mask
 from minillm.model import CausalLM
+from minillm.support.modes import check_positionwise
 from minillm.training import document_row
 
 __all__ = ["Example", "Isolated", "document_example", "token_mask"]
@@ -79,13 +80,15 @@ class Isolated(nn.Module):
     """Makes a `CausalLM` read packed rows: each example sees itself alone, from position 0 on.
 
     Shape: (B, 2, T), ids and numbers of examples -> (B, T, V).
-    Raises: ValueError for another shape; for a model with a sliding window, which it would ignore.
+    Raises: ValueError for another shape; for a model with a sliding window, which it would ignore,
+        and one in which a position depends on more than the keys before it.
     """
 
     def __init__(self, model: CausalLM) -> None:
         super().__init__()
         if model.config.sliding_window is not None:
             raise ValueError(f"a sliding window ({model.config.sliding_window}) is not packed")
+        check_positionwise(model, "examples side by side are not isolated")
         self.model = model
 
     def forward(self, packed: Tensor) -> Tensor:

@@ -151,11 +151,22 @@ def read(found: dict[str, Any], data: Mapping[str, Any]) -> None:
     else:
         for key in _EXPERTS:
             found.pop(key, None)
-    found.pop("head_dim", None)
+    if (size := found.pop("head_dim", None)) not in (None, found.get("qk_rope_head_dim")):
+        raise ValueError(
+            f"head_dim {size} is not what rotates, qk_rope_head_dim {found.get('qk_rope_head_dim')}"
+        )
+    scaling = data.get("rope_scaling") or data.get("rope_parameters") or {}
+    if (
+        found["rope_scaling"]
+        and scaling.get("mscale_all_dim")
+        and found["rope_scaling"]["rope_type"] != "yarn"
+    ):
+        raise ValueError(f"deepseek_v3: mscale_all_dim scales scores with yarn only, not {scaling}")
 
 
 def write(config: ModelConfig, data: dict[str, Any]) -> None:
     """The inverse."""
+    del data["head_dim"]
     if not data["n_routed_experts"]:
         for key in ("n_routed_experts", *_EXPERTS):
             data.pop(key, None)
@@ -169,7 +180,9 @@ DEEPSEEK_V3 = Family(
     rotary=rotary,
     architecture="DeepseekV3ForCausalLM",
     spelling={"num_experts": "n_routed_experts"},
-    unwritten="mlp_bias head_dim",
+    aliases={"num_local_experts": "num_experts"},
+    usual={"q_lora_rank": 1536, "max_position_embeddings": 4096},
+    unwritten="mlp_bias attention_dropout",
     read=read,
     write=write,
 )

@@ -116,10 +116,6 @@ def _need_experts(found: dict[str, Any], data: Mapping[str, Any]) -> None:
 
 
 def _read_qwen(found: dict[str, Any], data: Mapping[str, Any]) -> None:
-    if "num_local_experts" in found:  # as transformers 5 writes it
-        num = found.pop("num_local_experts")
-        if found.setdefault("num_experts", num) != num:
-            raise ValueError(f"num_experts {found['num_experts']}, num_local_experts {num}")
     if "num_experts" not in found:
         raise ValueError("a qwen3_moe config lacks num_experts")
     if not found["num_experts"]:  # then what else is said of them means nothing
@@ -144,7 +140,8 @@ MIXTRAL = Family(
     mlp=mixtral_mlp,
     architecture="MixtralForCausalLM",
     spelling={"num_experts": "num_local_experts"},
-    usual={"rope_theta": 1e6},
+    aliases={"num_experts": "num_experts"},
+    usual={"rope_theta": 1e6, "num_key_value_heads": 8, "max_position_embeddings": 131072},
     unwritten="mlp_bias attention_bias",
     windowed=True,
     names=(
@@ -160,7 +157,13 @@ QWEN3_MOE = Family(
     attention=partial(llama_attention, qk_norm=True),
     mlp=qwen3_moe_mlp,
     architecture="Qwen3MoeForCausalLM",
-    usual={"use_sliding_window": False},
+    aliases={"num_local_experts": "num_experts"},  # as transformers 5 writes it
+    usual={
+        "use_sliding_window": False,
+        "sliding_window": 4096,
+        "num_key_value_heads": 4,
+        "max_position_embeddings": 32768,
+    },
     unwritten="mlp_bias",
     windowed=True,
     read=_read_qwen,

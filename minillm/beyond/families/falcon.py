@@ -136,6 +136,8 @@ FALCON = Family(
         "rms_norm_eps": "layer_norm_epsilon",
         "attention_bias": "bias",
     },
+    aliases={"n_embed": "hidden_size"},
+    reads="alibi",
     unwritten="mlp_bias head_dim",
     names=names,
     read=read,

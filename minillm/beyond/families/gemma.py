@@ -54,6 +54,8 @@ GEMMA = Family(
     norm=norm,
     embedding=embedding,
     architecture="GemmaForCausalLM",
+    usual={"head_dim": 256, "num_key_value_heads": 16, "max_position_embeddings": 8192},
     unwritten="mlp_bias",
+    reads="use_bidirectional_attention",
     read=read,
 )

@@ -61,6 +61,8 @@ class LearnedPositions(nn.Module):
 class LearnedDecoder(Decoder):
     """A stack that has learned so many positions, and no more."""
 
+    only_checks: ClassVar[tuple[str, ...]] = ("prepare",)  # masks and positions are the usual ones
+
     def prepare(
         self,
         input_ids: Tensor,
@@ -113,6 +115,17 @@ GPT2 = Family(
         "rms_norm_eps": "layer_norm_epsilon",
         "attention_dropout": "attn_pdrop",
     },
+    aliases={
+        key: key
+        for key in (
+            "hidden_size",
+            "num_hidden_layers",
+            "num_attention_heads",
+            "max_position_embeddings",
+        )
+    },
+    reads="scale_attn_weights scale_attn_by_inverse_layer_idx add_cross_attention",
+    usual={"max_position_embeddings": 1024},
     unwritten="mlp_bias attention_bias num_key_value_heads head_dim rope_theta rope_scaling",
     names=(
         ("model.embedding.positions.", "transformer.wpe."),

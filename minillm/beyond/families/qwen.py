@@ -17,12 +17,16 @@ def write_window(config: ModelConfig, data: dict[str, Any]) -> None:
         data |= {"use_sliding_window": True, "max_window_layers": 0}
 
 
+# What transformers takes a file without the key to mean.
+USUAL = {"use_sliding_window": False, "sliding_window": 4096, "max_window_layers": 28}
+USUAL |= {"num_key_value_heads": 32, "max_position_embeddings": 32768}
+
 QWEN2 = Family(
     attention=partial(llama_attention, qkv_bias=True),
     architecture="Qwen2ForCausalLM",
-    unwritten="mlp_bias attention_bias head_dim",
+    unwritten="mlp_bias attention_bias",
     windowed=True,
-    usual={"use_sliding_window": False, "max_window_layers": 28},
+    usual=USUAL,
     write=write_window,
 )
 QWEN3 = Family(
@@ -30,6 +34,6 @@ QWEN3 = Family(
     architecture="Qwen3ForCausalLM",
     unwritten="mlp_bias",
     windowed=True,
-    usual={"use_sliding_window": False, "max_window_layers": 28},
+    usual={**USUAL, "head_dim": 128},
     write=write_window,
 )

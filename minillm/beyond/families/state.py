@@ -4,6 +4,7 @@ Written by hand; beyond/12_state explains them.
 """
 
 import math
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from functools import partial
@@ -187,6 +188,19 @@ def make_state_cache(model: Any, kind: str, shape: Mapping[str, Any]) -> KVCache
     )
 
 
+def check_no_gap(attention_mask: Tensor) -> None:
+    """Raises: ValueError for padding between tokens, which a convolution would read as zeros.
+
+    A mask on a GPU is not looked at.
+    """
+    if attention_mask.device.type != "cpu":
+        return
+    real = attention_mask.bool()
+    gap = ~real & (real.cumsum(-1) > 0)
+    if (real & (gap.cumsum(-1) > 0)).any():
+        raise ValueError("a model with states reads no padding between tokens: pad at one end")
+
+
 class StateDecoder(Decoder):
     """A stack in which layers with a state are told which positions are padding: those at -1."""
 
@@ -221,6 +235,7 @@ class StateDecoder(Decoder):
         given = input_ids, attention_mask, position_ids, cache
         positions, mask, is_causal = super().prepare(*given)
         if attention_mask is not None:  # -1 is no position
+            check_no_gap(attention_mask)
             positions = torch.where(attention_mask[:, past:] == 0, -1, positions)
         return (positions, mask, is_causal) if c.attends else (positions, attention_mask, False)
 
@@ -319,6 +334,19 @@ def read(found: dict[str, Any], data: Mapping[str, Any]) -> None:
         what = f"{_WIDTH[kind]} {size}" + (f" times {heads} heads" if heads > 1 else "")
         raise ValueError(f"{what} is not expand times hidden_size, {channels}")
     found["state"] = state
+    if kind == "bamba":
+        _read_part(found, data)
+
+
+def _read_part(found: dict[str, Any], data: Mapping[str, Any]) -> None:
+    """Half of a head turns unless the table of the rotation says otherwise: nothing else counts."""
+    inside = (data.get("rope_scaling") or data.get("rope_parameters") or {}).get(_PART)
+    part = found[_PART] = float(0.5 if inside is None else inside)
+    if (said := data.get(_PART)) not in (None, part):
+        warnings.warn(f"{_PART} {said} is not used: bamba takes it to be {part}", stacklevel=5)
+
+
+_PART = "partial_rotary_factor"
 
 
 def write(config: MambaConfig, data: dict[str, Any]) -> None:
@@ -374,6 +402,7 @@ BAMBA = Family(
     rotary=rotary,
     decoder=StateDecoder,
     architecture="BambaForCausalLM",
+    usual={"num_key_value_heads": 8, "max_position_embeddings": 262144},
     names=(
         ("model.norm.", "model.final_layernorm."),
         (".post_attention_layernorm.", ".pre_ff_layernorm."),

@@ -17,6 +17,7 @@ __all__ = [
     "covered_length",
     "read_scaling",
     "rope_frequencies",
+    "scaling_keys",
     "yarn_mscale",
 ]
 
@@ -33,6 +34,13 @@ _NEEDS: dict[str, tuple[str, ...]] = {
 _YARN = {"attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate"}
 
 
+def scaling_keys(kind: str) -> set[str]:
+    """The keys that a table of this rope_type may hold. Raises: ValueError for an unknown type."""
+    if kind not in _NEEDS:
+        raise ValueError(f"unknown rope_type {kind!r}; known are {', '.join(_NEEDS)}")
+    return {"rope_type", "rope_theta", *_NEEDS[kind], *(_YARN if kind == "yarn" else ())}
+
+
 def read_scaling(
     scaling: Mapping[str, Any] | None, base: float, max_position_embeddings: int | None
 ) -> dict[str, Any]:
@@ -44,13 +52,11 @@ def read_scaling(
     given["rope_theta"] = given.get("rope_theta") or base
     kind = given.pop("type", None)  # the older spelling
     kind = given["rope_type"] = given.get("rope_type") or kind or "default"
-    if kind not in _NEEDS:
-        raise ValueError(f"unknown rope_type {kind!r}; known are {', '.join(_NEEDS)}")
+    known = scaling_keys(kind)
     if base not in (10000.0, given["rope_theta"]):
         raise ValueError(f"base {base} contradicts rope_theta {given['rope_theta']} in the scaling")
     if given.get("partial_rotary_factor") in (None, 1.0):
         given.pop("partial_rotary_factor", None)
-    known = {"rope_type", "rope_theta", *_NEEDS[kind], *(_YARN if kind == "yarn" else ())}
     if unknown := sorted(given.keys() - known):
         raise ValueError(f"rope_type {kind!r} does not know {', '.join(unknown)}; given: {scaling}")
     if _ORIGINAL in _NEEDS[kind]:

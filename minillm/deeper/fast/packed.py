@@ -26,8 +26,9 @@ from minillm.deeper.fast.kernels import (
 )
 from minillm.heads import MultiHeadAttention
 from minillm.layers import ACTIVATIONS, DecoderLayer, GatedMLP, RMSNorm
-from minillm.model import CausalLM
-from minillm.rope import Rotation
+from minillm.model import CausalLM, Decoder
+from minillm.rope import RotaryEmbedding, Rotation
+from minillm.support.modes import own_method
 
 __all__ = [
     "CHUNK",
@@ -44,6 +45,7 @@ __all__ = [
     "normalize",
     "normalized_product",
     "other_part",
+    "plain_norm",
     "row_norms",
     "seconds_of",
 ]
@@ -359,19 +361,40 @@ _NORMS = ("input_layernorm", "post_attention_layernorm")
 _KINDS = {"self_attn": MultiHeadAttention, "mlp": GatedMLP, **dict.fromkeys(_NORMS, RMSNorm)}
 
 
+def plain_norm(part: Any, eps: Any) -> bool:
+    """Whether this is the RMSNorm that is packed, with that epsilon."""
+    from minillm.deeper.pretrained.changes import same_class
+
+    return same_class(type(part), RMSNorm) and not part.offset and part.eps == eps
+
+
 def other_part(model: CausalLM) -> str | None:
     """The first part that is not of the kind that is packed, as Llama's are; None if all are."""
     from minillm.deeper.pretrained.changes import same_class
 
+    eps, rotary = model.config.rms_norm_eps, model.model.rotary
     for i, layer in enumerate(model.model.layers):
         if not same_class(type(layer), DecoderLayer):
             return f"layers.{i} is a {type(layer).__name__}"
         for name, kind in _KINDS.items():
             part = getattr(layer, name)
-            if not same_class(type(part), kind) or (isinstance(part, RMSNorm) and part.offset):
+            if not same_class(type(part), kind) or (kind is RMSNorm and not plain_norm(part, eps)):
                 return f"layers.{i}.{name} is {str(part).splitlines()[0].rstrip('(')}"
-    if model.model.embedding is not None or model.model.rotary is None:
+        a: Any = layer.self_attn
+        m: Any = layer.mlp
+        inner = [] if a.q_norm is None else [a.q_norm, a.k_norm]
+        if not all(plain_norm(norm, inner[0].eps) for norm in inner):
+            return f"layers.{i}.self_attn has norms of another kind"
+        if m.activation is not F.silu:
+            return f"layers.{i}.mlp has another activation than silu"
+    if model.model.embedding is not None or rotary is None:
         return "its positions or embeddings are of another kind"
+    if not same_class(type(rotary), RotaryEmbedding):
+        return f"rotary is a {type(rotary).__name__}"
+    if not plain_norm(model.model.norm, eps):
+        return f"norm is {model.model.norm}"
+    if own_method(model.model, "forward", Decoder) or own_method(model, "forward", CausalLM):
+        return f"a {type(model.model).__name__} runs its layers in its own way"
     return None
 
 

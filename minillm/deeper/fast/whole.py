@@ -1,9 +1,12 @@
 """Which models can leave: a plain `CausalLM`, of which this process has all weights."""
 
+import math
+
 from torch import nn
 
 from minillm.model import CausalLM
-from minillm.support.checks.model import context_length
+from minillm.support.checks.model import context_length, dynamic_from
+from minillm.support.modes import check_positionwise
 
 
 def check_whole(model: nn.Module) -> None:
@@ -27,6 +30,8 @@ def check_step(model: nn.Module, max_length: int, batch_size: int) -> None:
     if max_length > known:
         learned = "" if c.positions == "rotary" else "learned "
         raise ValueError(f"max_length {max_length}, but this model has {learned}{known} positions")
-    scaling = c.rope_scaling or {}
-    if "dynamic" in (scaling.get("rope_type"), scaling.get("type")):
+    if dynamic_from(model.model.rotary) < math.inf:
         raise ValueError("dynamic rope_scaling turns old keys anew: a step with a cache cannot")
+    check_positionwise(model, "a step that is a function of ids, position, keys and values cannot")
+    if own := next((x for x in model.model.layers if hasattr(x, "make_cache")), None):
+        raise ValueError(f"{type(own).__name__} keeps something else than keys and values")

@@ -14,7 +14,7 @@ from minillm.cache import KVCache
 from minillm.generation import FROM_CONFIG, StoppingCriteria
 from minillm.model import CausalLM
 from minillm.sampling import GREEDY, Sampler, draw
-from minillm.support.checks.model import check_model, check_prompt
+from minillm.support.checks.model import check_model, check_prompt, dynamic_from
 from minillm.support.device import to_float64
 from minillm.support.modes import EvalMode
 
@@ -113,7 +113,8 @@ def speculative_generate(
 ) -> Tensor:
     """`generate` for one row, with a small model that guesses and the large one that checks.
 
-    What comes out is distributed as the large model's own text; greedily it is the same text.
+    What comes out is distributed as the large model's own text; greedily it is the same text. Where
+    dynamic rope_scaling would turn several guesses otherwise than one by one, nothing is guessed.
 
     Args:
         num_draft: how many tokens the small model guesses before the large one reads them at once.
@@ -137,9 +138,10 @@ def speculative_generate(
     stopping = StoppingCriteria(eos_token_id, model.config)
     caches = [m.make_cache(batch_size=1) for m in (model, draft)]
     ids, end = input_ids, input_ids.shape[1] + max_new_tokens
+    room = min(dynamic_from(m.model.rotary) for m in (model, draft))
     with EvalMode(model, draft):
         while ids.shape[1] < end:
-            guesses = min(num_draft, end - ids.shape[1] - 1)
+            guesses = int(max(0, min(num_draft, end - ids.shape[1] - 1, room - ids.shape[1])))
             tokens, guessed = _guess(draft, ids, guesses, sampler, caches[1], generator)
             logits = model(
                 tokens[:, caches[0].length :], cache=caches[0], logits_to_keep=guesses + 1

@@ -24,13 +24,13 @@ from minillm.support.checks.kinds import (
 )
 from minillm.support.family import SCALING, Family, family_of
 
-# Keys that change what a model computes: the values that we compute, and what others mean.
+# Keys that change what some families compute: the values that we compute, and what others mean.
+# A family that does not read one (`Family.reads`) passes it over, as transformers does.
 _SUPPORTED = {
     "alibi": ((False,), "ALiBi positions"),
     "scale_attn_weights": ((True,), "unscaled attention scores"),
     "scale_attn_by_inverse_layer_idx": ((False,), "attention scores scaled by layer"),
     "add_cross_attention": ((False,), "cross-attention"),
-    "partial_rotary_factor": ((1.0,), "rotating only a part of each head"),
     "rope_interleaved": ((False,), "weights stored for the interleaved rotation"),
     "use_mrope": ((False,), "positions of several axes"),
     "is_encoder_decoder": ((False,), "an encoder beside the decoder"),
@@ -102,6 +102,9 @@ _SILENT = {
 }
 
 
+_GROUPS = "num_key_value_heads"
+
+
 def read_config(data: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments of `ModelConfig` from a `config.json` of whatever family and age.
 
@@ -115,26 +118,60 @@ def read_config(data: Mapping[str, Any]) -> dict[str, Any]:
     if not family.architecture:  # a family that was added to `FAMILIES`: its files have our keys
         _warn_of(data.keys() - known - _SILENT)
         return {key: value for key, value in data.items() if key in known}
-    _check_computed(data, config)
-    theirs = {v: k for k, v in family.spelling.items()}
-    found = {theirs.get(k, k): v for k, v in data.items() if k not in _SUPPORTED and v is not None}
+    strange = _check_computed(data, family)
+    found = _spelled(data, family, config, strange)
     for key, value in found.items():
         if kind := {**_KINDS, **config.kinds}.get(key):
             check_kind(family.spelling.get(key, key), value, kind)
     _check_sizes(found, family, config)
-    found |= {key: value for key, value in family.usual.items() if key not in data}
+    spelled = {key: family.spelling.get(key, key) for key in family.usual.keys() - found.keys()}
+    usual = {key: family.usual[key] for key, name in spelled.items() if name not in data}
+    if config.positions != "none" and found["num_attention_heads"] % usual.get(_GROUPS, 1):
+        del usual[_GROUPS]  # no model has so many: as many as there are queries
+    found |= usual
     if config.positions == "rotary":
         _read_rope(found, data, family)
     _read_window(found, family)
     if found.get("pad_token_id") == -1:
         del found["pad_token_id"]  # early files of Llama's say so
+    foreign = {*family.unwritten.split(), *([] if family.windowed else ["sliding_window"])}
+    passed = {}
+    if config.positions != "none":  # a state's sizes have names that attention's have elsewhere
+        passed = {key: found.pop(key) for key in foreign & found.keys()}
     if family.read is not None:
         family.read(found, data)
-    foreign = set() if family.windowed else {"sliding_window"}
     if config.positions == "none":
-        foreign |= set(family.unwritten.split())
-    _warn_of((found.keys() - known - _SILENT) | (found.keys() & foreign))
-    return {k: v for k, v in found.items() if k in known - foreign}
+        passed = {key: found.pop(key) for key in foreign & found.keys()}
+    strange |= found.keys() - known - _SILENT
+    _warn_of(strange | {key for key, value in passed.items() if _matters(config, key, value)})
+    return {k: v for k, v in found.items() if k in known}
+
+
+def _spelled(
+    data: Mapping[str, Any], family: Family, config: type[ModelConfig], strange: set[str]
+) -> dict[str, Any]:
+    """What a file says, under our names; what it says under ours that are not its own is strange.
+
+    Raises: ValueError for two values under two names of a key.
+    """
+    theirs = {**{v: k for k, v in family.spelling.items()}, **family.aliases}
+    found: dict[str, Any] = {}
+    for key in sorted(data, key=lambda key: key in family.aliases):
+        if (value := data[key]) is None or key in _SUPPORTED:
+            continue
+        if key in family.spelling and key not in theirs:
+            strange |= {key} if _matters(config, key, value) else set()
+            continue
+        ours = theirs.get(key, key)
+        if found.setdefault(ours, value) != value:
+            first = family.spelling.get(ours, ours)
+            raise ValueError(f"{first} {found[ours]}, {key} {value}")
+    return found
+
+
+def _matters(config: type[ModelConfig], key: str, value: Any) -> bool:
+    """Whether a key that is passed over says something else than what is done anyway."""
+    return value != config.habits.get(key, False)
 
 
 def _warn_of(strange: set[str]) -> None:
@@ -143,13 +180,19 @@ def _warn_of(strange: set[str]) -> None:
         warnings.warn(f"config keys that are not used: {names}", stacklevel=4)
 
 
-def _check_computed(data: Mapping[str, Any], config: type[ModelConfig]) -> None:
-    """Raises: ValueError for a key that asks for another arithmetic than ours."""
+def _check_computed(data: Mapping[str, Any], family: Family) -> set[str]:
+    """Keys that the family does not read, though they speak of another arithmetic than ours.
+
+    Raises: ValueError for one that it does read.
+    """
+    strange = set()
     for key, (ours, meaning) in _SUPPORTED.items():
-        if key in config.__dataclass_fields__:  # Bamba's; transformers takes it to be 0.5,
-            ours = (0.5,)  # whatever is said here
-        if data.get(key) is not None and data[key] not in ours:
+        if data.get(key) is None or data[key] in ours:
+            continue
+        if key in ("quantization_config", *family.reads.split()):
             raise ValueError(f"{key}={data[key]!r:.60} is not supported: {meaning}")
+        strange.add(key)
+    return strange
 
 
 def _check_sizes(found: Mapping[str, Any], family: Family, config: type[ModelConfig]) -> None:
@@ -163,33 +206,47 @@ def _check_sizes(found: Mapping[str, Any], family: Family, config: type[ModelCon
 
 def _read_rope(found: dict[str, Any], data: Mapping[str, Any], family: Family) -> None:
     """One base and one scaling, from `rope_theta` and `rope_scaling` or from `rope_parameters`."""
-    both = {**(data.get("rope_scaling") or {}), **(data.get("rope_parameters") or {})}
+    from minillm.deeper.attention.rope_scaling import scaling_keys
+
+    both, config = (
+        dict(data.get("rope_scaling") or data.get("rope_parameters") or {}),
+        family.config,
+    )
     if any(isinstance(v, dict) for v in both.values()):
         raise ValueError(f"rope_parameters that differ by layer are not supported: {both}")
     for key, value in both.items():
         if value is not None and key in SCALING:
             check_kind(f"rope_parameters: {key}", value, SCALING[key])
-    part = both.pop("partial_rotary_factor", None)
-    if family.config is not None and "partial_rotary_factor" in family.config.__dataclass_fields__:
-        found["partial_rotary_factor"] = float(0.5 if part is None else part)
-    elif part not in (None, 1.0):
-        raise ValueError("rope_parameters: rotating only a part of each head is not supported")
-    theta = both.pop("rope_theta", data.get("rope_theta"))
+    both = {key: value for key, value in both.items() if value is not None}
+    outer = data.get("rope_theta")
+    theta = both.pop("rope_theta", outer)
     if theta is None:
         theta = family.usual.get("rope_theta", 1e4)
         warnings.warn(
             f"the config gives no rope_theta: {theta}, as transformers does", stacklevel=4
         )
+    elif outer not in (None, theta):
+        _warn_of({f"rope_theta {outer} (it is {theta} in the table)"})
     kind = both.pop("rope_type", both.pop("type", "default"))
     both.pop("type", None)
+    part = both.pop("partial_rotary_factor", data.get("partial_rotary_factor"))
+    if config is not None and "partial_rotary_factor" in config.__dataclass_fields__:
+        found |= {} if part is None else {"partial_rotary_factor": float(part)}
+    elif part not in (None, 1.0) and kind != "default":  # which transformers reads there only
+        raise ValueError("rope_parameters: rotating only a part of each head is not supported")
+    elif part not in (None, 1.0):
+        _warn_of({"partial_rotary_factor"})
     found["rope_theta"] = float(theta)
     found["rope_scaling"] = None
+    if strange := both.keys() - scaling_keys(kind):
+        _warn_of({f"{key} (rope_type {kind!r} does not read it)" for key in strange})
     if kind != "default":
         if kind in ("llama3", "yarn"):
             key = "original_max_position_embeddings"
             inside = both.get(key, data.get("max_position_embeddings"))
             both[key] = found.pop(key, inside)  # one outside counts, as in transformers
-        found["rope_scaling"] = {"rope_type": kind, **both}
+        kept = {key: value for key, value in both.items() if key not in strange}
+        found["rope_scaling"] = {"rope_type": kind, **kept}
 
 
 def _read_window(found: dict[str, Any], family: Family) -> None:
@@ -201,6 +258,8 @@ def _read_window(found: dict[str, Any], family: Family) -> None:
     if not found.pop("use_sliding_window", family.usual.get("use_sliding_window", True)):
         found.pop("sliding_window", None)
     if found.get("sliding_window") is None:
+        if "sliding_attention" in types:
+            raise ValueError("layer_types say sliding_attention, but sliding_window is not given")
         return
     if types == {"full_attention"} or (not types and first >= found["num_hidden_layers"]):
         del found["sliding_window"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -41,9 +42,15 @@ def check_mask(mask: Tensor | None, name: str = "attention_mask") -> None:
 
 
 def check_inputs(
-    input_ids: Tensor, attention_mask: Tensor | None, position_ids: Tensor | None, past: int
+    input_ids: Tensor,
+    attention_mask: Tensor | None,
+    position_ids: Tensor | None,
+    past: int,
+    rotary: Any = None,
 ) -> None:
-    """Raises: ValueError for ids, mask and positions of shapes that do not fit each other."""
+    """Raises: ValueError for ids, mask and positions of shapes that do not fit each other, and for
+    a piece of a text whose earlier keys the rotation would have to turn anew.
+    """
     import torch
     from torch import Tensor
 
@@ -61,6 +68,16 @@ def check_inputs(
     check_mask(attention_mask)
     if position_ids is not None and position_ids.shape not in (shape, (1, shape[1])):
         raise ValueError(f"position_ids {tuple(position_ids.shape)} do not fit input_ids {shape}")
+    if past and shape[1] > 1 and past + shape[1] > dynamic_from(rotary):
+        raise ValueError(
+            f"dynamic rope_scaling turns all keys anew beyond {dynamic_from(rotary)} positions: "
+            f"read these {shape[1]} and the {past} of the cache in one pass"
+        )
+
+
+def dynamic_from(rotary: Any) -> float:
+    """The length from which on a rotation depends on the length; no limit for most."""
+    return rotary.max_position_embeddings if getattr(rotary, "dynamic", False) else math.inf
 
 
 def look_up(table: nn.Embedding, ids: Tensor, what: str) -> Tensor:
