@@ -11,7 +11,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from minillm.support.checks.attention import check_attention, check_causal, check_positions
+from minillm.support.checks.attention import (
+    check_attention,
+    check_causal,
+    check_positions,
+    check_repeats,
+)
 
 __all__ = [
     "attention",
@@ -21,15 +26,13 @@ __all__ = [
     "repeat_kv",
     "softmax",
     "upcast",
-    "with_causal",
 ]
 
 
 def softmax(x: Tensor, dim: int) -> Tensor:
     """Probabilities along `dim`, safe from overflow; all zeros where every entry is -inf.
 
-    Half precision is computed in float32. `torch.softmax` gives NaN where we give zeros. Without
-    entries (a dimension of size 0) nothing is computed.
+    Half precision is computed in float32. (`torch.softmax` gives NaN where we give zeros.)
     """
     if x.numel() == 0:  # no keys at all, or no queries: no maximum to subtract
         return x
@@ -92,15 +95,8 @@ def repeat_kv(x: Tensor, repeats: int) -> Tensor:
     Shape: (B, G, S, D) -> (B, G * repeats, S, D); a copy, unless there is nothing to repeat.
     Raises: ValueError if `repeats` is not positive.
     """
-    if repeats < 1:
-        raise ValueError(f"repeats must be positive, got {repeats}")
+    check_repeats(repeats)
     return x if repeats == 1 else x.repeat_interleave(repeats, dim=1)
-
-
-def with_causal(mask: Tensor | None, q: Tensor, k: Tensor) -> Tensor:
-    """The mask, and no query reads a key after it; q and k are (B, H, T, ...), (B, G, S, ...)."""
-    causal = causal_mask(q.shape[2], k.shape[2], device=q.device)
-    return causal if mask is None else mask & causal
 
 
 def attention_weights(
@@ -114,19 +110,19 @@ def attention_weights(
 ) -> Tensor:
     """How much each query reads from each key: rows sum to 1, or to 0 if all keys are forbidden.
 
-    Computed in at least float32, returned in q's dtype.
     Shape: q (B, H, T, D), k (B, G, S, D) -> (B, H, T, S); mask and bias broadcast to it.
     Raises: ValueError as `attention` does.
     Source: Vaswani et al. 2017, equation 1.
     """
-    mask, bias = check_attention(q, k, k, mask, bias, is_causal)
+    check_attention(q, k, k, mask, bias, is_causal)
     scale = q.shape[3] ** -0.5 if scale is None else scale
     k = repeat_kv(k, q.shape[1] // k.shape[1])
     scores = upcast(q) @ upcast(k).mT * scale  # (B, H, T, S)
     if bias is not None:
-        scores = scores + bias
+        scores = scores + bias.to(scores.dtype)
     if is_causal:
-        mask = with_causal(mask, q, k)
+        causal = causal_mask(q.shape[2], k.shape[2], device=q.device)
+        mask = causal if mask is None else mask & causal
     if mask is not None:
         scores = scores.masked_fill(~mask, -torch.inf)
     return softmax(scores, dim=-1).to(q.dtype)
@@ -153,16 +149,16 @@ def attention(
         scale: of the dot products, 1 / sqrt(D) if None.
         dropout_p: fraction of the weights to drop; the caller passes 0 outside training.
         backend: "sdpa" (PyTorch's kernels), "eager" (the formula) or "tiled" (memory linear in T).
-    Shape: q (B, H, T, D), k (B, G, S, D), v (B, G, S, E) -> (B, H, T, E); mask and bias
-        broadcast to (B, H, T, S). One dtype for all three, of floats, which the result has; 16
-        bits are summed in 32. Without keys (S = 0) the result is zeros, without queries empty;
-        causal with T = 1, the query is the last and reads every key.
+    Shape: q (B, H, T, D), k (B, G, S, D), v (B, G, S, E) -> (B, H, T, E), all of one float dtype;
+        mask and bias broadcast to (B, H, T, S). 16 bits are summed in 32; no keys give zeros.
     Raises: ValueError if shapes or types do not fit, or if causal with T > S.
     Source: Vaswani et al. 2017, equation 1.
     """
-    mask, bias = check_attention(q, k, v, mask, bias, is_causal, dropout_p)
+    check_attention(q, k, v, mask, bias, is_causal, dropout_p)
     is_causal = is_causal and q.shape[2] > 1  # a single query, the last, may read every key
     scale = q.shape[3] ** -0.5 if scale is None else scale
+    if mask is not None and mask.ndim < 4:  # PyTorch asks for the dimensions of batch and heads
+        mask = mask[(None,) * (4 - mask.ndim)]
     if backend == "eager":
         weights = attention_weights(
             upcast(q), upcast(k), mask=mask, bias=bias, is_causal=is_causal, scale=scale
@@ -172,12 +168,11 @@ def attention(
     alike = q.shape[1] == k.shape[1] and q.shape[3] == v.shape[3]
     if backend == "sdpa" and alike and bias is None and q.dtype != torch.bfloat16:
         if is_causal and (mask is not None or q.shape[2] < k.shape[2]):  # its own begins at key 0
-            mask, is_causal = with_causal(mask, q, k), False
+            causal = causal_mask(q.shape[2], k.shape[2], device=q.device)
+            mask, is_causal = causal if mask is None else mask & causal, False
         return F.scaled_dot_product_attention(
             q, k, v, attn_mask=mask, dropout_p=dropout_p, is_causal=is_causal, scale=scale
         )
-    from minillm.deeper.attention.fused import (
-        find_backend,  # its functions take all eight; scale is a number
-    )
+    from minillm.deeper.attention.fused import by_backend
 
-    return find_backend(backend)(q, k, v, mask, bias, is_causal, scale, dropout_p)
+    return by_backend(backend, q, k, v, mask, bias, is_causal, scale, dropout_p)

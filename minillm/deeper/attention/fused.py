@@ -7,14 +7,15 @@ deeper/03_flash_attention.
 # Built from notebooks/deeper/03_flash_attention.ipynb: edit there, then make build.
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from minillm.attention import causal_mask, repeat_kv, with_causal
+from minillm.attention import causal_mask, repeat_kv
 
-__all__ = ["find_backend", "fold_heads", "products", "products_are_quicker", "sdpa"]
+__all__ = ["by_backend", "find_backend", "fold_heads", "products", "products_are_quicker", "sdpa"]
 
 
 def fold_heads(x: Tensor, groups: int) -> Tensor:
@@ -75,7 +76,8 @@ def sdpa(
     if products_are_quicker(q, k, v, mask, bias, is_causal, dropout_p):
         return products(q, k, v, is_causal, scale)
     if is_causal and not (mask is None and bias is None and q.shape[2] == k.shape[2]):
-        mask, is_causal = with_causal(mask, q, k), False
+        causal = causal_mask(q.shape[2], k.shape[2], device=q.device)
+        mask, is_causal = causal if mask is None else mask & causal, False
     if bias is not None:
         bias = bias if q.is_cpu else bias.to(q.dtype)  # a GPU's kernels want one type
         mask = bias if mask is None else bias.masked_fill(~mask, -torch.inf)
@@ -105,3 +107,12 @@ def find_backend(name: str) -> Callable[..., Tensor]:
 
         return tiled_attention
     raise ValueError(f"backend must be one of ['eager', 'sdpa', 'tiled'], got {name!r}")
+
+
+def by_backend(
+    name: str, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, bias: Tensor | None, *rest: Any
+) -> Tensor:
+    """What that backend computes; a bias comes in any float type, as any shape that broadcasts."""
+    if bias is not None:
+        bias = bias[(None,) * (4 - bias.ndim)].to(torch.promote_types(q.dtype, torch.float32))
+    return find_backend(name)(q, k, v, mask, bias, *rest)

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from minillm.attention import attention, with_causal
+from minillm.attention import attention, causal_mask
 from minillm.heads import SupportsUpdate, merge_heads, split_heads
 from minillm.support.checks.attention import check_input
 from minillm.support.checks.kinds import check_sizes
@@ -71,7 +71,8 @@ def latent_attention_absorbed(
     per_head = kv_weight.unflatten(0, (H, -1))  # (H, N + V, R)
     w_k, w_v = per_head[:, : q_nope.shape[-1]], per_head[:, q_nope.shape[-1] :]
     if is_causal and T > 1:
-        mask = with_causal(mask, q, latent)
+        causal = causal_mask(T, S, device=q.device)
+        mask = causal if mask is None else mask & causal
     if mask is not None:  # heads and queries become the rows of one head
         shape = torch.broadcast_shapes(mask.shape, (1, H, T, S))
         mask = mask.expand(shape).flatten(1, 2)[:, None]
