@@ -12,8 +12,7 @@ from typing import Protocol
 from torch import Tensor, nn
 
 from minillm.attention import attention
-from minillm.support.checks.attention import check_input
-from minillm.support.checks.kinds import check_sizes
+from minillm.support.checks.attention import check_heads, check_input, check_split
 
 __all__ = ["MultiHeadAttention", "SupportsUpdate", "merge_heads", "split_heads"]
 
@@ -24,16 +23,12 @@ def split_heads(x: Tensor, num_heads: int) -> Tensor:
     Shape: (B, T, H * D) -> (B, H, T, D), a view.
     Raises: ValueError if the last dimension is not a multiple of `num_heads`.
     """
-    if x.shape[-1] % num_heads:
-        raise ValueError(f"{x.shape[-1]} features cannot be cut into {num_heads} equal heads")
+    check_split(x, num_heads)
     return x.unflatten(-1, (num_heads, -1)).transpose(1, 2)
 
 
 def merge_heads(x: Tensor) -> Tensor:
-    """Undo `split_heads`: lay the heads of each position side by side again.
-
-    Shape: (B, H, T, D) -> (B, T, H * D).
-    """
+    """Lay the heads of each position side by side again: (B, H, T, D) -> (B, T, H * D)."""
     return x.transpose(1, 2).flatten(2)
 
 
@@ -48,7 +43,6 @@ class MultiHeadAttention(nn.Module):
 
     MHA if the two are equal (the default), MQA if there is one key head, GQA in between.
     The names of its parts are those of Hugging Face's Llama.
-
     Args:
         head_dim: size of a head; hidden_size // num_heads if not given.
         bias, out_bias: whether q_proj, k_proj and v_proj, and whether o_proj, add a bias.
@@ -72,19 +66,11 @@ class MultiHeadAttention(nn.Module):
         scale: float | None = None,
         dropout: float = 0.0,
     ) -> None:
+        check_heads(hidden_size, num_heads, num_kv_heads, head_dim, dropout)
         super().__init__()
-        G = num_heads if num_kv_heads is None else num_kv_heads
-        check_sizes(hidden_size=hidden_size, num_heads=num_heads)
-        check_sizes(num_kv_heads=G, head_dim=head_dim)
-        if num_heads % G:
-            raise ValueError(f"{num_heads} query heads cannot share {G} key heads equally")
-        if head_dim is None and hidden_size % num_heads:
-            raise ValueError(f"{hidden_size=} is no multiple of {num_heads=}: give head_dim")
-        if not 0.0 <= dropout < 1.0:
-            raise ValueError(f"dropout must lie in [0, 1), not {dropout}")
-        D = hidden_size // num_heads if head_dim is None else head_dim
-        self.hidden_size, self.head_dim = hidden_size, D
-        self.num_heads, self.num_kv_heads = num_heads, G
+        self.hidden_size, self.num_heads = hidden_size, num_heads
+        self.num_kv_heads = G = num_kv_heads or num_heads
+        self.head_dim = D = head_dim or hidden_size // num_heads
         self.scale = D**-0.5 if scale is None else scale
         self.dropout = dropout
         self.q_proj = nn.Linear(hidden_size, num_heads * D, bias=bias)
