@@ -69,12 +69,13 @@ def llama_layer(c: ModelConfig, layer: int) -> nn.Module:
 
 def llama_rotary(c: ModelConfig) -> RotaryEmbedding:
     """The rotation of queries and keys."""
-    return RotaryEmbedding(
-        c.head_dim,
-        base=c.rope_theta,
-        scaling=c.rope_scaling,
-        max_position_embeddings=c.max_position_embeddings,
-    )
+    given: dict[str, Any] = {"base": c.rope_theta}
+    given["max_position_embeddings"] = c.max_position_embeddings
+    if c.rope_scaling is None:
+        return RotaryEmbedding(c.head_dim, **given)
+    from minillm.deeper.attention import rope_scaling
+
+    return rope_scaling.RotaryEmbedding(c.head_dim, scaling=c.rope_scaling, **given)
 
 
 LLAMA: dict[str, Callable[..., Any]] = {

@@ -1,18 +1,18 @@
 """Rotary position embedding (notebook 05).
 
-Stretched frequencies stand in deeper/attention/rope_scaling.py, the other layout of pairs in
-deeper/attention/rope_layouts.py: both are looked up if a model asks.
+For longer texts, and with neighbours as pairs: a subclass in deeper/attention/rope_scaling.py.
 """
 
 # Built from notebooks/05_rope.ipynb: edit there, then make build.
 
 import math
-import warnings
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
+from typing import Self
 
 import torch
 from torch import Tensor, nn
+
+from minillm.support.checks.attention import check_pairs, check_turned, warn_beyond
 
 __all__ = ["RotaryEmbedding", "Rotation", "rope_periods"]
 
@@ -26,20 +26,16 @@ def rope_periods(
     Raises: ValueError for an odd head_dim, and for a base that is not positive.
     Source: Su et al. 2021, section 3.2.2.
     """
-    if head_dim < 2 or head_dim % 2:
-        raise ValueError(f"head_dim must be even and at least 2, got {head_dim}")
-    if not isinstance(base, Tensor) and not base > 0:
-        raise ValueError(f"rope_theta must be positive, not {base}")
+    check_pairs(head_dim, base)
     return base ** (torch.arange(0, head_dim, 2, device=device).float() / head_dim)
 
 
 class Rotation:
     """The rotation of some positions: called on queries or keys, it turns them.
 
-    Number i of a head and number i + D/2 are a pair. `cos` and `sin` hold one entry per coordinate
-    and carry the scaling's factor; `signed_sin` is `sin`, but negative for the first of each pair:
-    x turns into x cos + partner signed_sin, in float32.
-
+    Number i of a head and number i + D/2 are a pair. `cos` and `sin` hold one entry per coordinate;
+    `signed_sin` is `sin`, but negative for the first of each pair: x turns into
+    x cos + partner signed_sin, in float32.
     Shape: cos, sin (B, T, D) or (1, T, D); called on (B, H, T, D) -> (B, H, T, D)
     Raises: ValueError if the input has another number of positions or another head size.
     """
@@ -49,9 +45,7 @@ class Rotation:
         self._cos, self._sin = cos.unsqueeze(1), self.signed_sin.unsqueeze(1)  # (B, 1, T, D)
 
     def __call__(self, x: Tensor) -> Tensor:
-        if x.shape[-2:] != self.cos.shape[-2:]:
-            fits = tuple(self.cos.shape[-2:])
-            raise ValueError(f"input {tuple(x.shape)} does not fit a rotation of (T, D) = {fits}")
+        check_turned(x, self.cos)
         wide = x.to(torch.promote_types(x.dtype, torch.float32))
         return torch.addcmul(wide * self._cos, self.partner(wide), self._sin).to(x.dtype)
 
@@ -75,92 +69,38 @@ class Rotation:
 class RotaryEmbedding(nn.Module):
     """Turns positions into rotations; nothing is learned, nothing is saved.
 
-    Args:
-        base: pair i turns by base^(-2i / D) radians per position: a larger base, slower pairs.
-        scaling: Hugging Face's `rope_scaling` or `rope_parameters`, see `rope_frequencies`.
-        interleaved: the pairs are (0, 1), (2, 3), ... instead of (0, D/2), (1, D/2 + 1), ...
-        max_position_embeddings: the trained length; positions that it and the scaling do not cover
-            warn, once.
-
+    Pair i turns by base^(-2i / D) radians per position: a larger base, slower pairs. Positions
+    beyond `max_position_embeddings`, the trained length, warn, once.
     Shape: position_ids (B, T) or (1, T) -> Rotation
-    Raises: ValueError as `rope_frequencies` does.
+    Raises: ValueError as `rope_periods` does.
     """
 
     inv_freq: Tensor  # (D/2,), in float32 wherever the model goes
 
     def __init__(
-        self,
-        head_dim: int,
-        *,
-        base: float = 10000.0,
-        scaling: Mapping[str, Any] | None = None,
-        interleaved: bool = False,
-        max_position_embeddings: int | None = None,
+        self, head_dim: int, *, base: float = 10000.0, max_position_embeddings: int | None = None
     ) -> None:
         super().__init__()
-        self.head_dim, self.base, self.interleaved = head_dim, base, interleaved
-        self.scaling = dict(scaling) if scaling else None
-        self.max_position_embeddings = max_position_embeddings
-        self.dynamic, self.max_length = False, max_position_embeddings or math.inf
-        if self.scaling is not None:
-            from minillm.deeper.attention.rope_scaling import covered_length, read_scaling
+        self.head_dim, self.base = head_dim, base
+        self.max_length: float = max_position_embeddings or math.inf
+        self.register_buffer("inv_freq", self.frequencies(), persistent=False)
 
-            given = read_scaling(self.scaling, base, max_position_embeddings)
-            self.dynamic = given["rope_type"] == "dynamic"
-            self.max_length = covered_length(given, max_position_embeddings)
-        self.rotation = Rotation
-        if interleaved:
-            from minillm.deeper.attention.rope_layouts import InterleavedRotation
+    def frequencies(self, device: torch.device | None = None) -> Tensor:
+        """The angle by which each pair turns from one position to the next. Shape: -> (D/2,)."""
+        return 1.0 / rope_periods(self.head_dim, self.base, device=device)
 
-            self.rotation = InterleavedRotation
-        frequencies, self.attention_factor = self._frequencies(None)
-        self.register_buffer("inv_freq", frequencies, persistent=False)
-
-    def _frequencies(
-        self, device: torch.device | None, length: Tensor | None = None
-    ) -> tuple[Tensor, float]:
-        if self.scaling is None:
-            return 1.0 / rope_periods(self.head_dim, self.base, device=device), 1.0
-        from minillm.deeper.attention.rope_scaling import rope_frequencies
-
-        return rope_frequencies(
-            self.head_dim,
-            base=self.base,
-            scaling=self.scaling,
-            max_position_embeddings=self.max_position_embeddings,
-            length=length,
-            device=device,
-        )
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "RotaryEmbedding":
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """Follow the model to another device, but not to 16 bits: those would ruin the angles."""
         super()._apply(fn, recurse)
-        self.inv_freq, _ = self._frequencies(self.inv_freq.device)
+        self.inv_freq = self.frequencies(self.inv_freq.device)
         return self
 
     def forward(self, position_ids: Tensor) -> Rotation:
         """The rotation of these positions, to be called on queries and keys. Shape: (B, T)."""
-        device = position_ids.device
-        if device.type == "cpu" and not torch.compiler.is_compiling():
-            self.warn_beyond(int(position_ids.max()) + 1)  # elsewhere reading it would wait
-        frequencies = self.inv_freq
-        if self.dynamic:
-            frequencies, _ = self._frequencies(device, position_ids.amax(-1)[..., None, None] + 1)
-        elif frequencies.device != device:  # built on "meta" and never moved
-            frequencies, _ = self._frequencies(device)
-        frequencies = self.rotation.spread(frequencies)  # (D,)
-        angles = position_ids.unsqueeze(-1) * frequencies  # (B, T, D), float32
-        cos, sin = angles.cos(), angles.sin()
-        if self.attention_factor != 1.0:
-            cos, sin = cos * self.attention_factor, sin * self.attention_factor
-        return self.rotation(cos, sin)
-
-    def warn_beyond(self, length: int) -> None:
-        """Warn, once, if a sequence is longer than training and scaling cover."""
-        if length > self.max_length:
-            warnings.warn(
-                f"position {length - 1} lies beyond the {self.max_length:g} positions that this "
-                "rotary embedding is good for: expect the loss to rise, or give it a scaling",
-                stacklevel=2,
-            )
-            self.max_length = math.inf
+        if warn_beyond(position_ids, self.max_length):
+            self.max_length = math.inf  # once is enough
+        frequencies, device = self.inv_freq, position_ids.device
+        if frequencies.device != device:  # built on "meta" and never moved
+            frequencies = self.frequencies(device)
+        angles = position_ids.unsqueeze(-1) * Rotation.spread(frequencies)  # (B, T, D), float32
+        return Rotation(angles.cos(), angles.sin())

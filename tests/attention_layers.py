@@ -33,8 +33,8 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention
 from minillm.attention import build_mask
 from minillm.cache import make_cache
 from minillm.deeper.attention.mla import MultiHeadLatentAttention
+from minillm.deeper.attention.rope_scaling import RotaryEmbedding
 from minillm.heads import MultiHeadAttention
-from minillm.rope import RotaryEmbedding
 
 B, T, C, H, G, D = 3, 11, 48, 6, 2, 16
 SIZES = dict(hidden_size=C, num_attention_heads=H, num_key_value_heads=G, num_hidden_layers=1)

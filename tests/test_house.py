@@ -61,8 +61,7 @@ LOOKS_UP = {
     "cache": "deeper.caches",  # make_cache("paged")
     "config": "deeper.pretrained",  # read and write config.json, named sizes
     "generation": "deeper.generation",  # stop strings, compiled steps
-    "model": "deeper.fast deeper.pretrained generation",  # packed(), from_pretrained(), generate()
-    "rope": "deeper.attention",  # stretched frequencies, the other layout
+    "model": "deeper.attention deeper.fast deeper.pretrained generation",  # packed(), generate()
     "sampling": "deeper.generation",  # rows drawn together
     "training": "deeper.training",  # Muon, plain batches, expected losses
     "support": "cache deeper.attention deeper.pretrained deeper.training layers",

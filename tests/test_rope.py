@@ -14,9 +14,17 @@ from torch import nn
 from transformers.models.deepseek_v3.modeling_deepseek_v3 import apply_rotary_pos_emb_interleave
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
 
+from minillm.deeper.attention import rope_scaling
 from minillm.deeper.attention.rope_layouts import half_to_interleaved, interleaved_to_half
 from minillm.deeper.attention.rope_scaling import rope_frequencies
 from minillm.rope import RotaryEmbedding
+
+
+def rotary(head_dim, **settings):
+    """The chapter's module, or the deeper page's where more is asked than the chapter's can do."""
+    more = settings.get("interleaved") or settings.get("scaling")
+    asked = {k: v for k, v in settings.items() if more or k not in ("interleaved", "scaling")}
+    return (rope_scaling.RotaryEmbedding if more else RotaryEmbedding)(head_dim, **asked)
 
 
 @pytest.mark.parametrize("head_dim", [0, -2, 7])
@@ -33,7 +41,7 @@ def test_tables_and_rotated_heads_equal_llamas(name):
     positions = torch.stack([torch.arange(40), torch.arange(40) + 300])
     reference = LlamaRotaryEmbedding(config_of(SCALINGS[name], 32, 10000.0, 512))
     cos, sin = reference(draw(1), positions)
-    rope = RotaryEmbedding(32, scaling=SCALINGS[name], max_position_embeddings=512)
+    rope = rotary(32, scaling=SCALINGS[name], max_position_embeddings=512)
     rotation = rope(positions)
     torch.testing.assert_close(rotation.cos, cos, rtol=0, atol=5e-5)  # angles up to 339: 2^-16 each
     torch.testing.assert_close(rotation.sin, sin, rtol=0, atol=5e-5)
@@ -48,7 +56,7 @@ def test_tables_and_rotated_heads_equal_llamas(name):
 
 def test_interleaved_scores_equal_deepseeks():
     positions = torch.arange(17)[None]
-    half, interleaved = (RotaryEmbedding(16, interleaved=i)(positions) for i in (False, True))
+    half, interleaved = (rotary(16, interleaved=i)(positions) for i in (False, True))
     q, k = draw(2, 4, 17, 16), draw(2, 1, 17, 16, seed=1)
     expected_q, expected_k = apply_rotary_pos_emb_interleave(q, k, half.cos, half.sin)
     expected = expected_q @ expected_k.mT
@@ -71,21 +79,21 @@ def test_a_rotation_is_a_product_of_complex_numbers(interleaved):
     turned = pairs * torch.polar(torch.ones_like(angles), angles)
     parts = torch.view_as_real(turned)
     expected = parts.flatten(-2) if interleaved else torch.cat(parts.unbind(-1), -1)
-    actual = RotaryEmbedding(8, interleaved=interleaved)(positions)(x)
+    actual = rotary(8, interleaved=interleaved)(positions)(x)
     torch.testing.assert_close(actual, expected.float(), rtol=1e-5, atol=1e-5)
 
 
 @given(st.integers(0, 10**6), st.integers(0, 5000), st.booleans(), st.sampled_from([4, 16, 64]))
 def test_norms_are_kept(seed, position, interleaved, head_dim):
     x = draw(1, 2, 3, head_dim, seed=seed)
-    rotation = RotaryEmbedding(head_dim, interleaved=interleaved)(torch.arange(3)[None] + position)
+    rotation = rotary(head_dim, interleaved=interleaved)(torch.arange(3)[None] + position)
     torch.testing.assert_close(rotation(x).norm(dim=-1), x.norm(dim=-1), rtol=1e-5, atol=1e-6)
 
 
 @given(st.integers(0, 10**6), st.integers(0, 2000), st.booleans())
 def test_scores_depend_on_differences_of_positions_only(seed, shift, interleaved):
     q, k = draw(2, 1, 2, 6, 16, seed=seed).unbind()
-    rope, positions = RotaryEmbedding(16, interleaved=interleaved), torch.arange(6)[None]
+    rope, positions = rotary(16, interleaved=interleaved), torch.arange(6)[None]
     here, there = rope(positions), rope(positions + shift)
     scores, shifted = here(q) @ here(k).mT / 4, there(q) @ there(k).mT / 4
     # an angle of a few thousand is known to 2^-13 in float32, and that is all the error there is
@@ -95,7 +103,7 @@ def test_scores_depend_on_differences_of_positions_only(seed, shift, interleaved
 
 @given(st.integers(0, 500), st.integers(0, 500), st.booleans())
 def test_rotations_compose(first, second, interleaved):
-    x, rope = draw(1, 2, 1, 16), RotaryEmbedding(16, interleaved=interleaved)
+    x, rope = draw(1, 2, 1, 16), rotary(16, interleaved=interleaved)
     turn = [rope(torch.tensor([[p]])) for p in (first, second, first + second)]
     torch.testing.assert_close(turn[1](turn[0](x)), turn[2](x), rtol=0, atol=5e-4)
     back = type(turn[0])(turn[0].cos, -turn[0].sin)
@@ -104,7 +112,7 @@ def test_rotations_compose(first, second, interleaved):
 
 @pytest.mark.parametrize("interleaved", [False, True])
 def test_rows_of_a_batch_have_their_own_positions(interleaved):
-    rope, x = RotaryEmbedding(8, interleaved=interleaved), draw(2, 3, 4, 8)
+    rope, x = rotary(8, interleaved=interleaved), draw(2, 3, 4, 8)
     positions = torch.tensor([[0, 0, 1, 2], [5, 6, 7, 8]])
     together = rope(positions)(x)
     for row in range(2):
@@ -115,7 +123,7 @@ def test_rows_of_a_batch_have_their_own_positions(interleaved):
 
 @pytest.mark.parametrize("interleaved", [False, True])
 def test_gradients(interleaved):
-    rotation = RotaryEmbedding(6, interleaved=interleaved)(torch.tensor([[0, 2, 9]]))
+    rotation = rotary(6, interleaved=interleaved)(torch.tensor([[0, 2, 9]]))
     x = draw(1, 2, 3, 6).double().requires_grad_()
     assert torch.autograd.gradcheck(rotation, (x,))
 
@@ -130,7 +138,7 @@ def test_input_of_another_shape_is_an_error():
 @pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
 def test_the_type_of_the_input_is_kept_and_the_product_is_in_float32(dtype, interleaved):
-    rotation = RotaryEmbedding(16, interleaved=interleaved)(torch.arange(900, 910)[None])
+    rotation = rotary(16, interleaved=interleaved)(torch.arange(900, 910)[None])
     x = draw(1, 2, 10, 16, dtype=dtype)
     assert rotation(x).dtype == dtype
     assert torch.equal(rotation(x), rotation(x.to(max(dtype, torch.float32, key=bits))).to(dtype))
@@ -147,7 +155,7 @@ class Model(nn.Module):
     def __init__(self, **settings):
         super().__init__()
         self.linear = nn.Linear(4, 4)
-        self.rope = RotaryEmbedding(32, **settings)
+        self.rope = rotary(32, **settings)
 
 
 @pytest.mark.parametrize("cast", [lambda m: m.to(torch.bfloat16), lambda m: m.half()])
@@ -157,7 +165,7 @@ def test_angles_stay_in_float32_when_the_model_is_cast(name, cast):
     positions = torch.arange(1000)[None]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        expected = RotaryEmbedding(32, **settings)(positions)
+        expected = rotary(32, **settings)(positions)
         model = cast(Model(**settings))
         assert model.linear.weight.dtype != torch.float32
         assert model.rope.inv_freq.dtype == torch.float32
@@ -187,7 +195,7 @@ def test_a_model_built_on_meta_gets_its_frequencies_back():
 
 def test_dynamic_follows_the_length_and_has_no_memory():
     settings = {"scaling": {"rope_type": "dynamic", "factor": 2.0}, "max_position_embeddings": 16}
-    rope = RotaryEmbedding(8, **settings)
+    rope = rotary(8, **settings)
     short, long = torch.arange(16)[None], torch.arange(64)[None]
     before = rope(short).cos
     assert torch.equal(before, RotaryEmbedding(8)(short).cos)
@@ -209,7 +217,7 @@ def test_dynamic_follows_the_length_and_has_no_memory():
     ids=["none", "linear", "yarn", "llama3", "yarn below the stated length"],
 )
 def test_positions_beyond_what_is_covered_warn_once(scaling, covered):
-    rope = RotaryEmbedding(8, scaling=scaling, max_position_embeddings=64)
+    rope = rotary(8, scaling=scaling, max_position_embeddings=64)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         rope(torch.tensor([[0, covered - 1]]))
@@ -222,11 +230,11 @@ def test_positions_beyond_what_is_covered_warn_once(scaling, covered):
 
 @pytest.mark.parametrize("scaling", [None, {"rope_type": "dynamic", "factor": 2.0}])
 def test_no_warning_without_a_limit(scaling):
-    rope = RotaryEmbedding(8, scaling=scaling, max_position_embeddings=64 if scaling else None)
+    rope = rotary(8, scaling=scaling, max_position_embeddings=64 if scaling else None)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         rope(torch.tensor([[100_000]]))
-        rope.warn_beyond(10**9)
+        rope(torch.tensor([[10**9]]))
 
 
 # Layouts
@@ -247,7 +255,7 @@ def test_reordered_weights_and_biases_turn_one_layout_into_the_other(num_heads):
         return rotation(heads[0]) @ rotation(heads[1]).mT
 
     half = [interleaved_to_half(w, num_heads) for w in (q, k, bq, bk)]
-    expected = scores(RotaryEmbedding(D, interleaved=True), q, k, bq, bk)
+    expected = scores(rotary(D, interleaved=True), q, k, bq, bk)
     torch.testing.assert_close(scores(RotaryEmbedding(D), *half), expected, rtol=1e-5, atol=1e-4)
     assert (scores(RotaryEmbedding(D), q, k, bq, bk) - expected).abs().max() > 1  # mixed: nonsense
     for w, h in zip((q, k, bq, bk), half, strict=True):
@@ -275,7 +283,7 @@ def test_rows_that_make_no_heads_are_an_error(rows, heads):
 @pytest.mark.parametrize("name", ["none", "yarn", "dynamic"])
 def test_it_is_traced_in_one_graph(name, interleaved):
     settings = {"scaling": SCALINGS[name], "max_position_embeddings": 512}
-    rope = RotaryEmbedding(16, interleaved=interleaved, **settings)
+    rope = rotary(16, interleaved=interleaved, **settings)
     x, positions = draw(1, 2, 5, 16), torch.arange(5)[None] + 2
     traced = torch.compile(lambda p, x: rope(p)(x), fullgraph=True, backend="eager")
     torch.testing.assert_close(traced(positions, x), rope(positions)(x), rtol=1e-6, atol=1e-6)
@@ -285,7 +293,7 @@ def test_it_is_traced_in_one_graph(name, interleaved):
 @pytest.mark.parametrize("name", ["none", "yarn", "llama3", "dynamic"])
 def test_on_a_gpu_it_gives_the_same_and_waits_for_nothing(name):
     settings = {"scaling": SCALINGS[name], "max_position_embeddings": 512}
-    rope = RotaryEmbedding(64, **settings)
+    rope = rotary(64, **settings)
     x, positions = draw(1, 2, 5, 64), torch.arange(5)[None] + 400
     expected = rope(positions)(x)
     rope, x, positions = rope.to("cuda", torch.bfloat16), x.cuda(), positions.cuda()
@@ -302,8 +310,8 @@ def test_on_a_gpu_it_gives_the_same_and_waits_for_nothing(name):
 @pytest.mark.parametrize("name", SCALINGS)
 def test_on_a_device_nothing_is_asked_and_nothing_left_behind(name, interleaved):
     settings = {"scaling": SCALINGS[name], "max_position_embeddings": 512}
-    rope = RotaryEmbedding(16, interleaved=interleaved, **settings)
-    left = RotaryEmbedding(16, interleaved=interleaved, **settings)  # never moved to the device
+    rope = rotary(16, interleaved=interleaved, **settings)
+    left = rotary(16, interleaved=interleaved, **settings)  # never moved to the device
     positions = torch.arange(600, 605, device="meta").expand(2, 5)
     for dtype in (torch.float32, torch.bfloat16):
         rope = rope.to("meta", dtype)
@@ -319,7 +327,7 @@ def test_on_a_device_nothing_is_asked_and_nothing_left_behind(name, interleaved)
 @pytest.mark.parametrize("interleaved", [False, True])
 def test_signed_sin_is_all_that_a_rotation_by_hand_needs(interleaved):
     """Packed weights rotate by themselves: x cos + partner signed_sin, bit for bit the same."""
-    rotation = RotaryEmbedding(8, interleaved=interleaved)(torch.arange(5)[None])
+    rotation = rotary(8, interleaved=interleaved)(torch.arange(5)[None])
     x = draw(2, 3, 5, 8)
     partner = x.roll(4, -1)
     if interleaved:
@@ -329,15 +337,26 @@ def test_signed_sin_is_all_that_a_rotation_by_hand_needs(interleaved):
     assert torch.equal(rotation.signed_sin.abs(), rotation.sin.abs())
 
 
+def test_the_deeper_one_without_more_is_the_chapters():
+    positions = torch.tensor([[0, 3, 70], [5, 6, 900]])
+    for settings in ({}, {"base": 500.0}, {"max_position_embeddings": 1000}):
+        ours = RotaryEmbedding(16, **settings)
+        theirs = rope_scaling.RotaryEmbedding(16, scaling=None, interleaved=False, **settings)
+        assert isinstance(theirs, RotaryEmbedding) and theirs.max_length == ours.max_length
+        for name in ("cos", "sin", "signed_sin"):
+            assert torch.equal(getattr(theirs(positions), name), getattr(ours(positions), name))
+
+
 def test_scalings_are_looked_up_only_if_there_is_one():
     code = """if True:
         import sys
         import torch
+        import minillm
         from minillm.rope import RotaryEmbedding
         rope = RotaryEmbedding(8, base=5e5, max_position_embeddings=64).to(torch.bfloat16)
         rope(torch.arange(4)[None])(torch.zeros(1, 2, 4, 8))
         print("minillm.deeper.attention.rope_scaling" in sys.modules)
-        RotaryEmbedding(8, scaling={"rope_type": "linear", "factor": 2.0})
+        minillm.RotaryEmbedding(8, scaling={"rope_type": "linear", "factor": 2.0})
         print("minillm.deeper.attention.rope_scaling" in sys.modules)
     """
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from minillm.config import ModelConfig
+from minillm.deeper.attention.rope_scaling import RotaryEmbedding
 from minillm.exercises import check_values, exercise
 from minillm.model import CausalLM
-from minillm.rope import RotaryEmbedding
 
 _SHAPES: tuple[tuple[int, int, int, int, int, dict[str, Any]], ...] = (  # V, C, layers, H, F, more
     (100, 32, 1, 4, 48, {}),

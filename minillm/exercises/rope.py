@@ -10,10 +10,10 @@ from torch import Tensor
 
 from minillm.attention import attention
 from minillm.deeper.attention.rope_layouts import half_to_interleaved, interleaved_to_half
-from minillm.deeper.attention.rope_scaling import rope_frequencies
+from minillm.deeper.attention.rope_scaling import RotaryEmbedding, rope_frequencies
 from minillm.exercises import check_table, check_values, exercise
 from minillm.heads import MultiHeadAttention
-from minillm.rope import RotaryEmbedding, Rotation
+from minillm.rope import Rotation
 
 
 def _draw(*shape: int, seed: int = 0) -> Tensor:

@@ -15,10 +15,9 @@ from minillm.beyond.experts.routing import check_experts
 from minillm.beyond.families.experts import SparseConfig
 from minillm.config import UNSET, ModelConfig
 from minillm.deeper.attention.mla import MultiHeadLatentAttention
-from minillm.deeper.attention.rope_scaling import yarn_mscale
+from minillm.deeper.attention.rope_scaling import RotaryEmbedding, yarn_mscale
 from minillm.layers import RMSNorm
 from minillm.model import llama_mlp
-from minillm.rope import RotaryEmbedding
 from minillm.support.checks.kinds import POSITIVE, SWITCH, Kind, whole
 from minillm.support.family import Family, check_given
 

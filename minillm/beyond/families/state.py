@@ -20,8 +20,8 @@ from minillm.beyond.state.state_cache import StateLayer
 from minillm.cache import KVCache, make_cache
 from minillm.config import ModelConfig
 from minillm.deeper.attention.rope_layouts import PartialRotation
+from minillm.deeper.attention.rope_scaling import RotaryEmbedding
 from minillm.model import Decoder, llama_layer, make_part
-from minillm.rope import RotaryEmbedding
 from minillm.support.checks.kinds import Kind, list_of, number, whole
 from minillm.support.family import Family, check_shared
 

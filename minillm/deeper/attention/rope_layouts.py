@@ -1,6 +1,6 @@
 """Other layouts of rotary pairs: neighbours, converted weights, a part of each head.
 
-Explained in deeper/05_long_context. `RotaryEmbedding(interleaved=True)` looks it up.
+Explained in deeper/05_long_context.
 """
 
 # Built from notebooks/deeper/05_long_context.ipynb: edit there, then make build.

@@ -9,9 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from minillm.rope import rope_periods
+import minillm.rope
+from minillm.deeper.attention.rope_layouts import InterleavedRotation
+from minillm.rope import Rotation, rope_periods
+from minillm.support.checks.attention import warn_beyond
 
 __all__ = [
+    "RotaryEmbedding",
     "alibi_bias",
     "alibi_slopes",
     "covered_length",
@@ -180,6 +184,69 @@ def covered_length(given: Mapping[str, Any], trained: int | None) -> float:
         return math.inf
     scaled = given.get("factor", 1.0) * given.get(_ORIGINAL, trained or 0)
     return max(trained or 0, scaled) or math.inf
+
+
+class RotaryEmbedding(minillm.rope.RotaryEmbedding):
+    """Turns positions into rotations, as trained or for longer texts, in either layout of pairs.
+
+    Args:
+        base: pair i turns by base^(-2i / D) radians per position: a larger base, slower pairs.
+        scaling: Hugging Face's `rope_scaling` or `rope_parameters`, see `rope_frequencies`.
+        interleaved: the pairs are (0, 1), (2, 3), ... instead of (0, D/2), (1, D/2 + 1), ...
+        max_position_embeddings: the trained length; positions that it and the scaling do not cover
+            warn, once.
+
+    Shape: position_ids (B, T) or (1, T) -> Rotation
+    Raises: ValueError as `rope_frequencies` does.
+    """
+
+    def __init__(
+        self,
+        head_dim: int,
+        *,
+        base: float = 10000.0,
+        scaling: Mapping[str, Any] | None = None,
+        interleaved: bool = False,
+        max_position_embeddings: int | None = None,
+    ) -> None:
+        given = read_scaling(scaling, base, max_position_embeddings)
+        self.scaling, self.interleaved = dict(scaling) if scaling else None, interleaved
+        self.max_position_embeddings = max_position_embeddings  # asked for by `frequencies`
+        super().__init__(head_dim, base=base, max_position_embeddings=max_position_embeddings)
+        self.max_length = covered_length(given, max_position_embeddings)
+        self.dynamic, self.attention_factor = given["rope_type"] == "dynamic", self.stretched()[1]
+
+    def frequencies(self, device: torch.device | None = None) -> Tensor:
+        return self.stretched(device)[0]
+
+    def stretched(
+        self, device: torch.device | None = None, length: Tensor | None = None
+    ) -> tuple[Tensor, float]:
+        """Frequencies (D/2,) for a text of that length, and the factor on cosines and sines."""
+        return rope_frequencies(
+            self.head_dim,
+            base=self.base,
+            scaling=self.scaling,
+            max_position_embeddings=self.max_position_embeddings,
+            length=length,
+            device=device,
+        )
+
+    def forward(self, position_ids: Tensor) -> Rotation:
+        """The rotation of these positions, to be called on queries and keys. Shape: (B, T)."""
+        if warn_beyond(position_ids, self.max_length):
+            self.max_length = math.inf
+        frequencies, device = self.inv_freq, position_ids.device
+        if self.dynamic:
+            frequencies, _ = self.stretched(device, position_ids.amax(-1)[..., None, None] + 1)
+        elif frequencies.device != device:  # built on "meta" and never moved
+            frequencies = self.frequencies(device)
+        rotation = InterleavedRotation if self.interleaved else Rotation
+        angles = position_ids.unsqueeze(-1) * rotation.spread(frequencies)  # (B, T, D), float32
+        cos, sin = angles.cos(), angles.sin()
+        if self.attention_factor != 1.0:
+            cos, sin = cos * self.attention_factor, sin * self.attention_factor
+        return rotation(cos, sin)
 
 
 def alibi_slopes(num_heads: int) -> Tensor:

@@ -3,17 +3,21 @@
 import pytest
 import torch
 from meta_device import MetaDevice
-from rope_cases import LLAMA3, SCALINGS, YARN, theirs
+from rope_cases import LLAMA3, SCALINGS, YARN, config_of, draw, theirs
 from transformers.models.deepseek_v3.modeling_deepseek_v3 import yarn_get_mscale
 from transformers.models.falcon.modeling_falcon import build_alibi_tensor
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
+import minillm.rope
+from minillm.config import ModelConfig
 from minillm.deeper.attention.rope_scaling import (
+    RotaryEmbedding,
     alibi_bias,
     alibi_slopes,
     rope_frequencies,
     yarn_mscale,
 )
-from minillm.rope import RotaryEmbedding
+from minillm.model import CausalLM
 
 
 @pytest.mark.parametrize("base", [10000.0, 500000.0, 1000000.0])
@@ -108,6 +112,22 @@ def test_dynamic_needs_more_than_one_pair():
         rope_frequencies(
             2, scaling={"rope_type": "dynamic", "factor": 2.0}, max_position_embeddings=8
         )
+
+
+@pytest.mark.parametrize("name", SCALINGS)
+def test_a_config_with_a_scaling_takes_the_deeper_one(name):
+    sizes = {"vocab_size": 7, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    scaling = SCALINGS[name]
+    config = ModelConfig(
+        **sizes, intermediate_size=8, rope_scaling=scaling, max_position_embeddings=512
+    )
+    found = CausalLM(config).model.rotary
+    assert type(found) is (minillm.rope.RotaryEmbedding if scaling is None else RotaryEmbedding)
+    reference = LlamaRotaryEmbedding(config_of(scaling, 16, 10000.0, 512))
+    positions = torch.arange(40)[None] + 300
+    cos, sin = reference(draw(1), positions)
+    torch.testing.assert_close(found(positions).cos, cos, rtol=0, atol=5e-5)
+    torch.testing.assert_close(found(positions).sin, sin, rtol=0, atol=5e-5)
 
 
 # ALiBi

@@ -4,7 +4,7 @@ import torch
 
 from minillm.attention import attention
 from minillm.deeper.attention.rope_layouts import half_to_interleaved, interleaved_to_half
-from minillm.rope import RotaryEmbedding
+from minillm.deeper.attention.rope_scaling import RotaryEmbedding
 
 SAME = {
     "query at 17, key at 10": True,
