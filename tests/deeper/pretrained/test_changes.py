@@ -115,7 +115,9 @@ FOREIGN = {
 
 def changed(name):
     part, change, message = FOREIGN[name]
-    stretched = {"rope_scaling": {"rope_type": "default"}} if name == "interleaved" else {}
+    stretched = (
+        {"rope_scaling": {"rope_type": "linear", "factor": 2.0}} if name == "interleaved" else {}
+    )
     model = small("qwen3" if name == "q_norm" else "llama", **stretched)
     before = copy.deepcopy(model)
     change(model.get_submodule(part))
