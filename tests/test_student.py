@@ -511,7 +511,7 @@ def test_an_old_copy_is_carried_over_the_move(old_copy):
             assert lost == [], f"{page}, cell {cell_id}"
             assert not re.search(r"minillm\.(nn|training|cache)\.|export nn", after[cell_id])
     copy = student.Copy(old_copy)
-    assert student.written(copy)["03_attention.ipynb"] == (4, 8)
+    assert student.written(copy)["03_attention.ipynb"] == (4, 7)
     assert not any(line.startswith("not built") for line in student.rebuild(copy, pages))
     assert "# written by me" in (old_copy / "minillm/attention.py").read_text("utf-8")
     with pytest.raises(student.StudentError, match="somebody's work"):
