@@ -1,7 +1,4 @@
-"""Norms, activations, feed-forward blocks, and the layer that joins them with attention.
-
-Explained in notebooks/06_layers.ipynb.
-"""
+"""Norms, activations, feed-forward blocks, and the layer of them and attention (notebook 06)."""
 
 # Built from notebooks/06_layers.ipynb: edit there, then make build.
 
@@ -14,6 +11,8 @@ from torch import Tensor, nn
 
 from minillm.heads import SupportsUpdate
 from minillm.rope import Rotation
+from minillm.support.checks.kinds import check_known
+from minillm.support.family import ACTIVATION_SPELLINGS
 
 __all__ = [
     "ACTIVATIONS",
@@ -31,7 +30,6 @@ class LayerNorm(nn.Module):
     """Centre each vector, divide by its standard deviation, scale and shift.
 
     Computed in float32 for 16-bit inputs, as torch does. The variance is the biased one.
-
     Shape: (..., C) -> (..., C)
     Source: Ba, Kiros, Hinton 2016, equation 4.
     """
@@ -56,15 +54,13 @@ class RMSNorm(nn.Module):
     The mean square is taken in float32 for 16-bit inputs. As in Llama, the result is cast back to
     the input's type before the weight multiplies it; with an offset, as in Gemma (offset=1, weights
     near 0), it is multiplied in float32 and cast afterwards. The two differ in the last bit.
-
     Shape: (..., C) -> (..., C)
     Source: Zhang and Sennrich 2019, equation 4, with eps under the root.
     """
 
     def __init__(self, size: int, *, eps: float = 1e-6, offset: float = 0.0) -> None:
         super().__init__()
-        self.eps = eps
-        self.offset = offset
+        self.eps, self.offset = eps, offset
         self.weight = nn.Parameter(torch.full((size,), 1.0 - offset))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -84,10 +80,7 @@ class RMSNorm(nn.Module):
 
 
 def gelu_sigmoid(x: Tensor) -> Tensor:
-    """GELU with its normal distribution approximated by a logistic one: x sigmoid(1.702 x).
-
-    Source: Hendrycks and Gimpel 2016, section 2.
-    """
+    """x times a logistic curve, close to GELU. Source: Hendrycks and Gimpel 2016, section 2."""
     return x * torch.sigmoid(1.702 * x)
 
 
@@ -96,31 +89,18 @@ def relu_squared(x: Tensor) -> Tensor:
     return F.relu(x).square()
 
 
-_GELU_TANH = partial(F.gelu, approximate="tanh")
-
-# Our names first, then Hugging Face's for the same functions.
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
     "gelu": F.gelu,
-    "gelu_tanh": _GELU_TANH,
+    "gelu_tanh": partial(F.gelu, approximate="tanh"),
     "gelu_sigmoid": gelu_sigmoid,
     "silu": F.silu,
     "sigmoid": torch.sigmoid,
     "relu_squared": relu_squared,
-    "gelu_new": _GELU_TANH,
-    "gelu_fast": _GELU_TANH,
-    "gelu_pytorch_tanh": _GELU_TANH,
-    "gelu_python": F.gelu,
-    "quick_gelu": gelu_sigmoid,
-    "swish": F.silu,
-    "relu2": relu_squared,
 }
 
-
-def _activation(name: str) -> Callable[[Tensor], Tensor]:
-    if name not in ACTIVATIONS:
-        raise ValueError(f"unknown activation {name!r}; known are {', '.join(ACTIVATIONS)}")
-    return ACTIVATIONS[name]
+# and under the names that Hugging Face's files have for the same functions
+ACTIVATIONS |= {theirs: ACTIVATIONS[ours] for theirs, ours in ACTIVATION_SPELLINGS.items()}
 
 
 class MLP(nn.Module):
@@ -139,8 +119,9 @@ class MLP(nn.Module):
         activation: str = "gelu_tanh",
         bias: bool = True,
     ) -> None:
+        check_known("activation", activation, ACTIVATIONS)
         super().__init__()
-        self.activation = _activation(activation)
+        self.activation = ACTIVATIONS[activation]
         self.up_proj = nn.Linear(hidden_size, intermediate_size, bias=bias)
         self.down_proj = nn.Linear(intermediate_size, hidden_size, bias=bias)
 
@@ -165,8 +146,9 @@ class GatedMLP(nn.Module):
         activation: str = "silu",
         bias: bool = False,
     ) -> None:
+        check_known("activation", activation, ACTIVATIONS)
         super().__init__()
-        self.activation = _activation(activation)
+        self.activation = ACTIVATIONS[activation]
         self.gate_proj = nn.Linear(hidden_size, intermediate_size, bias=bias)
         self.up_proj = nn.Linear(hidden_size, intermediate_size, bias=bias)
         self.down_proj = nn.Linear(intermediate_size, hidden_size, bias=bias)

@@ -17,6 +17,7 @@ from minillm.support.checks.kinds import (
     TEXT,
     Kind,
     check_kind,
+    check_known,
     list_of,
     whole,
 )
@@ -114,6 +115,17 @@ def family_of(model_type: Any) -> Family:
     return found
 
 
+# Names that Hugging Face's files have for activations with another name here.
+ACTIVATION_SPELLINGS: Mapping[str, str] = {
+    "gelu_new": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_python": "gelu",
+    "quick_gelu": "gelu_sigmoid",
+    "swish": "silu",
+    "relu2": "relu_squared",
+}
+
 # What the table rope_scaling may hold; in files, rope_parameters too.
 SCALING: Mapping[str, Kind] = {
     **dict.fromkeys(("rope_type", "type"), TEXT),
@@ -163,9 +175,7 @@ def check_shared(c: Any) -> None:
     """What every family's config must be. Raises: ValueError."""
     from minillm.layers import ACTIVATIONS
 
-    if not isinstance(c.hidden_act, str) or c.hidden_act not in ACTIVATIONS:
-        known = ", ".join(ACTIVATIONS)
-        raise ValueError(f"unknown hidden_act {c.hidden_act!r}; known are {known}")
+    check_known("hidden_act", c.hidden_act, ACTIVATIONS)
     for key in ("bos_token_id", "pad_token_id", "eos_token_id"):
         ids = c.eos_token_ids if key == "eos_token_id" else (getattr(c, key),)
         if any(i is not None and not 0 <= i < c.vocab_size for i in ids):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import fields
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any
@@ -92,6 +92,12 @@ def check_one_of(name: str, value: Any, known: Sequence[str]) -> None:
     """Raises: ValueError for a name that is not known; the error lists those that are."""
     if value not in known:
         raise ValueError(f"{name} {quoted(value)} is unknown: choose one of {', '.join(known)}")
+
+
+def check_known(name: str, value: Any, known: Collection[str]) -> None:
+    """Raises: ValueError with the known names unless `value` is one of them."""
+    if not isinstance(value, str) or value not in known:
+        raise ValueError(f"unknown {name} {value!r}; known are {', '.join(known)}")
 
 
 def check_settings(saved: dict[str, Any], ours: dict[str, Any]) -> None:
