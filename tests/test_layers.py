@@ -258,6 +258,8 @@ def test_an_unknown_activation_is_named_with_the_known():
     for block in (MLP, GatedMLP):
         with pytest.raises(ValueError, match=r"unknown activation 'gleu'; known are relu, gelu, "):
             block(4, 8, activation="gleu")
+        with pytest.raises(ValueError, match=r"unknown activation \['silu'\]; known are relu, "):
+            block(4, 8, activation=["silu"])
 
 
 # Feed-forward blocks
