@@ -36,7 +36,7 @@ MAY_IMPORT = {
     "stories": "deeper.training",
     "deeper.attention": "",
     "deeper.caches": "",
-    "deeper.fast": "deeper.tokenizer",
+    "deeper.fast": "deeper.attention deeper.tokenizer",
     "deeper.generation": "",
     "deeper.pictures": "beyond.pictures",
     "deeper.pretrained": "beyond.lora beyond.pictures beyond.two_sequences deeper.attention "
@@ -64,7 +64,7 @@ LOOKS_UP = {
     "model": "deeper.attention deeper.fast deeper.pretrained generation",  # packed(), generate()
     "sampling": "deeper.generation",  # rows drawn together
     "training": "deeper.training",  # Muon, plain batches, expected losses
-    "support": "cache deeper.attention deeper.pretrained deeper.training layers",
+    "support": "cache deeper.attention deeper.pretrained deeper.training layers model",
     "deeper.fast": "beyond.lora deeper.pretrained deeper.training",
     "deeper.pretrained": "deeper.training",
     "deeper.training": "deeper.pretrained",  # a checkpoint tells from_pretrained its model

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from minillm.attention import attention
 from minillm.cache import CacheLayer, KVCache
+from minillm.deeper.attention import rope_scaling
 from minillm.deeper.fast.kernels import (
     MOST_ROWS,
     materialized,
@@ -389,7 +390,9 @@ def other_part(model: CausalLM) -> str | None:
             return f"layers.{i}.mlp has another activation than silu"
     if model.model.embedding is not None or rotary is None:
         return "its positions or embeddings are of another kind"
-    if not same_class(type(rotary), RotaryEmbedding):
+    if not any(
+        same_class(type(rotary), kind) for kind in (RotaryEmbedding, rope_scaling.RotaryEmbedding)
+    ):
         return f"rotary is a {type(rotary).__name__}"
     if not plain_norm(model.model.norm, eps):
         return f"norm is {model.model.norm}"
