@@ -21,8 +21,8 @@ from minillm.heads import MultiHeadAttention
 from minillm.layers import DecoderLayer, GatedMLP, RMSNorm
 from minillm.rope import RotaryEmbedding, Rotation
 from minillm.support.checks.model import check_config, check_inputs, look_up
-from minillm.support.counting import count_operations, count_parameters
 from minillm.support.device import product_dtype
+from minillm.support.doors import Doors
 
 __all__ = [
     "LLAMA",
@@ -163,7 +163,7 @@ class Decoder(nn.Module):
         return position_ids, build_mask(slots, keys, key_valid=valid, window=window), False
 
 
-class CausalLM(nn.Module):
+class CausalLM(Doors):
     """The whole model: ids in, a score for every possible next token out.
 
     Weights are drawn with `seed`: normal with `initializer_range`, the layers' output projections
@@ -247,8 +247,6 @@ class CausalLM(nn.Module):
         if not self.config.tie_word_embeddings:
             self.lm_head.weight.normal_(0.0, std, generator=generator)
 
-    compiled_run: Callable[..., Tensor]  # `run`, once something has compiled it
-
     def make_cache(
         self,
         kind: str = "dynamic",
@@ -283,49 +281,3 @@ class CausalLM(nn.Module):
         if own := next((x.make_cache for x in layers if hasattr(x, "make_cache")), None):
             return own(self, kind, {**shape, **options})  # of layers that keep something else
         return make_cache(kind, **{**shape, **options})
-
-    @classmethod
-    def from_pretrained(cls, name: str, **options: Any) -> "CausalLM":
-        """The model of a checkpoint, without its tokenizer; see `deeper.pretrained.load`."""
-        from minillm.deeper.pretrained.load import from_pretrained
-
-        return from_pretrained(name, **options)[0]
-
-    def generate(self, input_ids: Tensor, **options: Any) -> Tensor:
-        """Continue each row of ids (B, T); options as `minillm.generate` has them."""
-        from minillm.generation import generate
-
-        return generate(self, input_ids, **options)
-
-    def save_pretrained(self, folder: str, tokenizer: Any = None) -> None:
-        """Write config, weights and tokenizer; see `minillm.deeper.pretrained.load`."""
-        from minillm.deeper.pretrained.load import save_pretrained
-
-        save_pretrained(self, tokenizer, folder)
-
-    def packed(self, ways: Any = None) -> "CausalLM":
-        """A copy for generation, the same numbers sooner on a CPU; see `deeper.fast.packed`.
-
-        It takes the memory of the weights again, and does not follow this model: pack it anew after
-        more training.
-        """
-        from minillm.deeper.fast.packed import PackedLM
-
-        return PackedLM(self, ways)
-
-    def before_compiling(self) -> None:
-        """Lay out what `run` needs when compiled: here nothing."""
-
-    def __getstate__(self) -> dict[str, Any]:
-        # a compiled step reads the weights of this model, not those of its copy
-        return {name: value for name, value in vars(self).items() if name != "compiled_run"}
-
-    def num_parameters(
-        self, *, only_trainable: bool = False, exclude_embeddings: bool = False
-    ) -> int:
-        """Numbers in the weights, frozen ones included; see `minillm.support.counting`."""
-        return count_parameters(self, only_trainable, exclude_embeddings)
-
-    def flops_per_token(self, context_length: int = 0) -> int:
-        """Operations for one token that reads `context_length` keys; see `support.counting`."""
-        return count_operations(self, context_length)

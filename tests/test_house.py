@@ -61,10 +61,11 @@ LOOKS_UP = {
     "cache": "deeper.caches",  # make_cache("paged")
     "config": "deeper.pretrained",  # read and write config.json, named sizes
     "generation": "deeper.generation",  # stop strings, compiled steps
-    "model": "deeper.attention deeper.fast deeper.pretrained generation",  # packed(), generate()
+    "model": "deeper.attention",  # a rotation for longer texts
     "sampling": "deeper.generation",  # rows drawn together
     "training": "deeper.training",  # Muon, plain batches, expected losses
-    "support": "cache deeper.attention deeper.pretrained deeper.training layers model",
+    "support": "beyond.families cache deeper.attention deeper.fast deeper.pretrained "
+    "deeper.training generation layers model",  # families, devices, doors
     "deeper.fast": "beyond.lora deeper.pretrained deeper.training",
     "deeper.pretrained": "deeper.training",
     "deeper.training": "deeper.pretrained",  # a checkpoint tells from_pretrained its model
@@ -112,6 +113,16 @@ def imported_at_the_top(tree: ast.Module) -> set[str]:
     return {name.removeprefix("minillm.") for name in found if name.startswith("minillm.")}
 
 
+def looked_up(tree: ast.Module) -> set[str]:
+    """Our modules that are imported anywhere, those whose names stand in strings included."""
+    named = [n.module or "" for n in ast.walk(tree) if isinstance(n, ast.ImportFrom)]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            found = re.fullmatch(r"(minillm\.[\w.]+?)(:\w+|\.[A-Z]\w*)?", node.value)
+            named += [found[1]] if found else []
+    return {name.removeprefix("minillm.") for name in named if name.startswith("minillm.")}
+
+
 def room_of(module: str) -> str:
     """The folder that a module lies in, on a shelf the second, or a module that lies in none."""
     parts = module.split(".")
@@ -135,12 +146,7 @@ def test_a_room_imports_only_the_rooms_that_it_may(room):
 def test_a_room_looks_up_only_the_rooms_that_are_listed(room):
     of_room = {module: tree for module, tree in TREES.items() if room_of(module) == room}
     at_the_top = {room_of(m) for tree in of_room.values() for m in imported_at_the_top(tree)}
-    found = {
-        room_of((node.module or "").removeprefix("minillm."))
-        for tree in of_room.values()
-        for node in ast.walk(tree)
-        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("minillm.")
-    }
+    found = {room_of(name) for tree in of_room.values() for name in looked_up(tree)}
     assert sorted(found - at_the_top - {room, "support"}) == sorted(LOOKS_UP.get(room, "").split())
 
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 
 def count_parameters(
-    model: nn.Module, only_trainable: bool = False, exclude_embeddings: bool = False
+    model: nn.Module, *, only_trainable: bool = False, exclude_embeddings: bool = False
 ) -> int:
     """Numbers in the weights of any model; a matrix that serves in two places counts once.
 

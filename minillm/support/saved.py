@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import nn
 
-from minillm.support.counting import count_parameters
+from minillm.support.doors import Door
 
 
 class SavedModel(nn.Module):
@@ -18,11 +18,7 @@ class SavedModel(nn.Module):
 
     files: ClassVar[str]
 
-    def num_parameters(
-        self, *, only_trainable: bool = False, exclude_embeddings: bool = False
-    ) -> int:
-        """Numbers in the weights, frozen ones included; see `minillm.support.counting`."""
-        return count_parameters(self, only_trainable, exclude_embeddings)
+    num_parameters = Door("minillm.support.counting:count_parameters")
 
     @classmethod
     def layout(cls) -> Any:
