@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from minillm.attention import attention
-from minillm.cache import DynamicLayer, KVCache
+from minillm.cache import CacheLayer, KVCache
 from minillm.exercises import Unsolved, as_given, check_table, check_values, exercise, is_number
 from minillm.rope import RotaryEmbedding
 
@@ -355,10 +355,10 @@ CHATS: tuple[tuple[list[int], list[int]], ...] = (
 )
 def _ask(answer: Callable[..., Any]) -> str | None:
     for held, ids in CHATS:
-        cache, model = KVCache([DynamicLayer(1, 1, 1, 1)]), _Summed()
+        cache, model = KVCache([CacheLayer(1, 1, 1, 1)]), _Summed()
         if held:
             model(torch.tensor([held]), cache)
-        want = _Summed()(torch.tensor([ids]), KVCache([DynamicLayer(1, 1, 1, 1)]))[:, -1]
+        want = _Summed()(torch.tensor([ids]), KVCache([CacheLayer(1, 1, 1, 1)]))[:, -1]
         model.computed = model.passes = 0
         given = list(held), list(ids)
         case = f"held {held}, ids {ids}"

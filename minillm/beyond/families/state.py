@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from minillm.beyond.state.mamba import Mamba2Mixer
 from minillm.beyond.state.mamba_parts import StateSizes, at_least_float32, check_heads
 from minillm.beyond.state.selective_scan import MambaMixer
-from minillm.beyond.state.state_cache import StateLayer
+from minillm.beyond.state.state_cache import StateCache, StateLayer
 from minillm.cache import KVCache, make_cache
 from minillm.config import ModelConfig
 from minillm.deeper.attention.rope_layouts import PartialRotation
@@ -180,7 +180,7 @@ def make_state_cache(model: Any, kind: str, shape: Mapping[str, Any]) -> KVCache
     checked = make_cache(kind, **{**shape, **({"num_layers": count} if count else one)})
     keys = checked.layers if count else []  # a kind says how keys lie, and here there may be none
     options = {key: shape[key] for key in ("max_length", "dtype", "device")}
-    return KVCache(
+    return StateCache(
         [
             keys.pop(0) if mixer is None else mixer.make_cache(shape["batch_size"], **options)
             for mixer in mixers

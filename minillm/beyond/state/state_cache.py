@@ -8,7 +8,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from minillm.cache import CacheLayer
+from minillm.cache import CacheLayer, KVCache
+from minillm.support.checks.cache import check_agree, check_crop, check_shorter
 
 
 class StateLayer(CacheLayer):
@@ -17,7 +18,7 @@ class StateLayer(CacheLayer):
     It holds what all positions so far have left, so it cannot go back to fewer, but for none.
     """
 
-    holds_keys = False
+    holds_keys = False  # of positions, as the other kinds do
 
     def __init__(
         self,
@@ -38,7 +39,9 @@ class StateLayer(CacheLayer):
     def reset(self) -> None:
         self.length = 0
         window, state = ((self.batch_size, *shape) for shape in self.shapes)
-        self._buffers = self._zeros(*window), self._zeros(*state, dtype=self.state_dtype)
+        with torch.inference_mode(False):  # as in every cache
+            past = torch.zeros(window, dtype=self.dtype, device=self.device)
+            self._buffers = past, torch.zeros(state, dtype=self.state_dtype, device=self.device)
 
     def read(self, num_new: int, batch_size: int) -> tuple[Tensor, Tensor]:
         """Window and state before `num_new` more positions.
@@ -63,13 +66,14 @@ class StateLayer(CacheLayer):
         return self.query_positions(num_new)
 
     def check_crop(self, length: int) -> None:
-        super().check_crop(length)
+        """Raises: ValueError for any but the last and the first: nothing else is kept."""
+        check_shorter(self, length)
         if 0 < length < self.length:
             given = f"cannot crop {self.length} positions to {length}"
             raise ValueError(f"{given}: a state cannot go back; reset() and compute them anew")
 
     def crop(self, length: int) -> None:
-        self.check_crop(length)
+        check_crop([self], length)
         if length == 0:
             self.reset()
 
@@ -77,3 +81,19 @@ class StateLayer(CacheLayer):
     def nbytes(self) -> int:
         """Bytes of window and state, however many positions have passed."""
         return sum(buffer.nbytes for buffer in self._buffers)
+
+
+class StateCache(KVCache):
+    """A cache in which a layer may hold a state: of keys, one that has them is asked."""
+
+    def __init__(self, layers: Sequence[CacheLayer]) -> None:
+        super().__init__(layers)
+        with_keys = [layer for layer in layers if not isinstance(layer, StateLayer)]
+        self._asked = [*with_keys, *layers][0]
+
+    def query_positions(self, num_new: int) -> Tensor:
+        return self._asked.query_positions(num_new)
+
+    def key_positions(self, num_new: int) -> Tensor:
+        check_agree(self.layers)
+        return self._asked.key_positions(num_new)

@@ -6,12 +6,13 @@ Written by hand.
 import importlib
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
-from minillm.cache import CacheLayer
+from minillm.cache import CacheLayer, KVCache
 from minillm.support.checks.kinds import check_sizes
 
 CACHE_KINDS = {  # where the class of each kind stands; it is imported when it is asked for
-    "dynamic": "minillm.cache.DynamicLayer",
+    "dynamic": "minillm.cache.CacheLayer",
     "static": "minillm.deeper.caches.static.StaticLayer",
     "sliding": "minillm.deeper.caches.sliding.SlidingLayer",
     "paged": "minillm.deeper.caches.paged.PagedLayer",
@@ -40,3 +41,16 @@ def layer_maker(
             raise ValueError("a sliding cache needs window")
         return partial(make, window=window)
     return partial(make, block_size=block_size) if kind == "paged" else make
+
+
+def cache_of(
+    kind: str, num_layers: int, window: int | None, block_size: int, **sizes: Any
+) -> KVCache:
+    """A whole cache of a kind; `minillm.make_cache` tells the sizes. Raises: as `layer_maker`."""
+    make = layer_maker(kind, window=window, block_size=block_size)
+    layers: list[Any] = [make(**sizes) for _ in range(num_layers)]
+    if kind == "static":
+        from minillm.deeper.caches.static import StaticCache
+
+        return StaticCache(layers)
+    return KVCache(layers)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from minillm.cache import CacheLayer
+from minillm.support.checks.cache import check_crop, check_kept
 
 __all__ = ["BlockPool", "PagedLayer"]
 
@@ -80,7 +81,7 @@ class PagedLayer(CacheLayer):
     def __init__(self, *args: Any, block_size: int, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         shape = (0, block_size, self.num_kv_heads)
-        self.pool = BlockPool([self._zeros(*shape, dim) for dim in self.dims])
+        self.pool = BlockPool([b.new_empty(*shape, b.shape[-1]) for b in self._buffers])
         self.block_size = block_size
         self.block_table: list[list[int]] = [[] for _ in range(self.batch_size)]
         self._sent: list[list[int]] = []  # the table that lies on the device
@@ -91,7 +92,7 @@ class PagedLayer(CacheLayer):
         return self.length * self.batch_size * slot
 
     def update(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        keys, values = self.admit(keys, values)
+        check_kept(self, keys, values)
         start, end = self.length, self.new_length(keys.shape[2])
         first, last = start // self.block_size, (end - 1) // self.block_size
         for row in self.block_table:
@@ -105,14 +106,14 @@ class PagedLayer(CacheLayer):
         blocks, offsets = table[:, positions // self.block_size], positions % self.block_size
         found = []
         for pool, new in zip(self.pool.buffers, (keys, values), strict=True):
-            pool[blocks, offsets] = new.transpose(1, 2)
+            pool[blocks, offsets] = new.detach().transpose(1, 2)
             rows = pool.index_select(0, table.flatten()).view(len(table), -1, *pool.shape[2:])
             found.append(rows[:, :end].transpose(1, 2))  # (B, S, G, dim) -> (B, G, S, dim)
         self.length = end
         return found[0], found[1]
 
     def crop(self, length: int) -> None:
-        self.check_crop(length)
+        check_crop([self], length)
         self.length, kept = length, -(-length // self.block_size)
         for row in self.block_table:
             self.pool.release(row[kept:])

@@ -8,7 +8,8 @@ Explained in notebooks/deeper/08_serving_caches.ipynb.
 import torch
 from torch import Tensor
 
-from minillm.cache import DynamicLayer
+from minillm.cache import CacheLayer
+from minillm.support.checks.cache import check_kept
 
 __all__ = ["QuantizedLayer", "quantize_int8"]
 
@@ -26,7 +27,7 @@ def quantize_int8(x: Tensor) -> tuple[Tensor, Tensor]:
     return numbers.round().to(torch.int8), scale
 
 
-class QuantizedLayer(DynamicLayer):
+class QuantizedLayer(CacheLayer):
     """Keys and values in int8, with a scale for each token and head.
 
     New tokens are read rounded, too, so that it makes no difference in how many chunks they came.
@@ -34,10 +35,14 @@ class QuantizedLayer(DynamicLayer):
 
     def allocate(self, num_slots: int) -> tuple[Tensor, ...]:
         shape = (self.batch_size, self.num_kv_heads, num_slots)
-        numbers = tuple(self._zeros(*shape, dim, dtype=torch.int8) for dim in self.dims)
-        return numbers + tuple(self._zeros(*shape, 1, dtype=torch.float32) for _ in self.dims)
+        sorts = [*((dim, torch.int8) for dim in self.dims), *[(1, torch.float32)] * 2]
+        with torch.inference_mode(False):
+            return tuple(
+                torch.zeros(*shape, dim, dtype=dtype, device=self.device) for dim, dtype in sorts
+            )
 
     def update(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        (k, k_scale), (v, v_scale) = map(quantize_int8, self.admit(keys, values))
+        check_kept(self, keys, values)
+        (k, k_scale), (v, v_scale) = map(quantize_int8, (keys.detach(), values.detach()))
         k, v, k_scale, v_scale = self.store(k, v, k_scale, v_scale)
         return k.float().mul_(k_scale).to(self.dtype), v.float().mul_(v_scale).to(self.dtype)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from minillm.cache import CacheLayer
+from minillm.support.checks.cache import check_kept, check_shorter
 
 __all__ = ["SlidingLayer"]
 
@@ -27,7 +28,12 @@ class SlidingLayer(CacheLayer):
 
     @property
     def num_stored(self) -> int:
+        """How many positions are stored."""
         return self.length - self._first
+
+    @property
+    def nbytes(self) -> int:
+        return self.num_stored * sum(ring[:, :, :1].nbytes for ring in self._buffers)
 
     def key_positions(self, num_new: int) -> Tensor:
         end = self.new_length(num_new)
@@ -37,7 +43,8 @@ class SlidingLayer(CacheLayer):
         return end - 1 - (end - 1 - slots) % self.window
 
     def check_crop(self, length: int) -> None:
-        super().check_crop(length)
+        """Raises: ValueError if what comes next would read what is overwritten."""
+        check_shorter(self, length)
         if length < self.length and self._first > max(0, length - self.window + 1):
             raise ValueError(
                 f"cannot crop {self.length} positions to {length}: "
@@ -48,10 +55,11 @@ class SlidingLayer(CacheLayer):
         self.length = self._first = 0
 
     def update(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        keys, values = self.admit(keys, values)
+        check_kept(self, keys, values)
+        keys, values = keys.detach(), values.detach()
         start, end = self.length, self.new_length(keys.shape[2])
         if self._shared:
-            self._buffers, self._shared = self.copies(), False
+            self._move(0)
         several = end - start > 1
         if several:  # read before writing: the first of them still see what the last overwrite
             past = torch.arange(self._first, start, device=self.device) % self.window

@@ -6,14 +6,16 @@ Explained in notebooks/deeper/08_serving_caches.ipynb.
 # Built from notebooks/deeper/08_serving_caches.ipynb: edit there, then make build.
 
 import copy
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from minillm.cache import CacheLayer
+from minillm.cache import CacheLayer, KVCache
+from minillm.support.checks.cache import check_kept
 
-__all__ = ["StaticLayer"]
+__all__ = ["StaticCache", "StaticLayer"]
 
 
 class _Store(nn.Module):
@@ -39,10 +41,13 @@ class StaticLayer(CacheLayer):
     outside. A compiled step cannot check for overflow: ask `new_length` before it.
     """
 
-    fixed_shapes = True
+    fixed_shapes = True  # of what a step of one token sees
     max_length: int
+    _store: _Store
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self._length: int | None = 0
+        self._last: StaticLayer | None = None  # who moves the position on, if not this layer
         super().__init__(*args, **kwargs)
         if self.max_length is None:
             raise ValueError("a static cache needs max_length")
@@ -52,9 +57,7 @@ class StaticLayer(CacheLayer):
             asked = f"batch_size={self.batch_size}, max_length={self.max_length}"
             reason = (str(error) or "no memory").splitlines()[0]
             raise ValueError(f"no room for a static cache of {asked}: {reason}") from None
-        self._store = _Store(self._zeros(1, dtype=torch.long), keys, values)
-        self._length: int | None = 0
-        self._last: StaticLayer | None = None  # who moves the position on, if not this layer
+        self._buffers = keys, values
 
     @property
     def length(self) -> int:
@@ -74,13 +77,16 @@ class StaticLayer(CacheLayer):
 
     @_buffers.setter
     def _buffers(self, buffers: tuple[Tensor, ...]) -> None:
-        keys, values = buffers
-        self._store = _Store(self._store.position, keys, values)
+        if hasattr(self, "_store"):
+            position = self._store.position
+        else:
+            with torch.inference_mode(False):
+                position = torch.zeros(1, dtype=torch.long, device=self.device)
+        self._store = _Store(position, *buffers)
 
-    def join(self, last: CacheLayer) -> None:
-        self._last = None
-        if isinstance(last, StaticLayer) and last is not self:
-            self._store.position, self._last = last._store.position, last
+    def join(self, last: "StaticLayer") -> None:
+        """Share the position of a cache's last layer, which moves it on."""
+        self._store.position, self._last = last._store.position, last
 
     def query_positions(self, num_new: int) -> Tensor:
         return self._store.position + torch.arange(num_new, device=self.device)
@@ -91,7 +97,7 @@ class StaticLayer(CacheLayer):
         return torch.where(slots < self._store.position + num_new, slots, -1)
 
     def update(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        keys, values = self.admit(keys, values)
+        check_kept(self, keys, values)
         T = keys.shape[2]
         if torch.compiler.is_compiling():
             slots, self._length, end = self.query_positions(T), None, self.max_length
@@ -99,10 +105,12 @@ class StaticLayer(CacheLayer):
             start, end = self.length, self.new_length(T)
             slots, self._length = torch.arange(start, end, device=self.device), end
         if self._shared:
-            self._buffers, self._shared = self.copies(), False
+            with torch.inference_mode(False):
+                self._buffers = tuple(b.clone() for b in self._buffers)
+            self._shared = False
         store = self._store
-        store.keys.index_copy_(2, slots, keys)
-        store.values.index_copy_(2, slots, values)
+        store.keys.index_copy_(2, slots, keys.detach())
+        store.values.index_copy_(2, slots, values.detach())
         if self._last is None:
             store.position.add_(T)
         if T == 1:
@@ -114,5 +122,14 @@ class StaticLayer(CacheLayer):
         with torch.inference_mode(False):
             position = self._store.position.clone()
         twin._store = _Store(position, self._store.keys, self._store.values)
-        self._shared = twin._shared = True
+        twin._last, self._shared, twin._shared = None, True, True
         return twin
+
+
+class StaticCache(KVCache):
+    """Static layers as one cache: the last of them moves the position of all on."""
+
+    def __init__(self, layers: Sequence[StaticLayer]) -> None:
+        super().__init__(layers)
+        for layer in layers[:-1]:
+            layer.join(layers[-1])

@@ -26,7 +26,7 @@ def compiled_step(model: CausalLM, cache: KVCache | str | None) -> Callable[...,
     """
     if model.config.stateful:
         raise ValueError(f"compile=True: a step of {model.config.model_type} cannot be compiled")
-    if not isinstance(cache, KVCache) or not cache[0].fixed_shapes:
+    if not isinstance(cache, KVCache) or not getattr(cache[0], "fixed_shapes", False):
         raise ValueError(
             "compile=True needs cache='static': a growing cache would be compiled anew"
         )

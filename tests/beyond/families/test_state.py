@@ -156,7 +156,7 @@ def test_every_cache_gives_the_same_as_none(name, kind):
 def test_attention_may_stand_in_any_layer(layers):
     model, a = lively("bamba", attn_layer_indices=layers).double(), some_ids()
     kinds = [type(layer).__name__ for layer in model.make_cache(batch_size=3).layers]
-    assert kinds == ["DynamicLayer" if i in layers else "StateLayer" for i in range(2)]
+    assert kinds == ["CacheLayer" if i in layers else "StateLayer" for i in range(2)]
     cache = model.make_cache("static", batch_size=3, max_length=16)
     found = [
         model(a[:, :6], cache=cache),
