@@ -9,11 +9,10 @@ and shares what `<unk>` has, so bits per byte compare with any other model's. No
 import math
 import random
 import re
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Self
 
-from minillm.support.checks.texts import check_texts
+from minillm.support.checks.texts import check_ngram_model, check_texts
 
 __all__ = [
     "BEGIN",
@@ -25,7 +24,6 @@ __all__ = [
     "continuation_counts",
     "count_ngrams",
     "discounted",
-    "estimate_discounts",
     "word_pieces",
 ]
 
@@ -106,21 +104,6 @@ def continuation_counts(tables: Sequence[Table]) -> list[Table]:
     return result
 
 
-def estimate_discounts(table: Table) -> tuple[float, float, float]:
-    """What to take from a count of 1, of 2 and of more, by how many n-grams were seen 1 to 4 times.
-
-    Source: Chen and Goodman 1999, equation 26; where that gives no proper discounts, one for all:
-    n1 / (n1 + 2 n2), or 1/2.
-    """
-    found = Counter(min(count, 5) for row in table.values() for count in row.values())
-    n1, n2, n3, n4 = (found[i] for i in (1, 2, 3, 4))
-    ney = n1 / (n1 + 2 * n2) if n1 and n2 else 0.5
-    if not (n1 and n2 and n3 and n4):
-        return ney, ney, ney
-    three = 1 - 2 * ney * n2 / n1, 2 - 3 * ney * n3 / n2, 3 - 4 * ney * n4 / n3
-    return three if all(0 < d < i for i, d in enumerate(three, 1)) else (ney, ney, ney)
-
-
 class NGramModel:
     """An n-gram model: `fit` it on sentences, then ask for probabilities or sentences.
 
@@ -134,10 +117,7 @@ class NGramModel:
         self, n: int, *, smoothing: str = "mle", k: float = 1.0, discount: _Discount = None
     ) -> None:
         each = [discount] * n if isinstance(discount, int | float) else discount
-        if n < 1 or smoothing not in ("mle", "add_k", "kneser_ney") or k <= 0:
-            raise ValueError(f"no n-gram model with {n=}, {smoothing=}, {k=}")
-        if each is not None and (len(each) != n or not all(0 <= d <= 1 for d in each)):
-            raise ValueError(f"discounts are one number in [0, 1], or {n} of them, not {discount}")
+        check_ngram_model(n, smoothing, k, each, discount)
         self.n, self.smoothing, self.k, self.discounts = n, smoothing, k, each
         self.vocabulary: dict[str, None] = {}  # an ordered set
         self._rows: list[dict] = []
@@ -150,7 +130,12 @@ class NGramModel:
         taken = [(0.0, 0.0, 0.0)] * self.n
         if self.smoothing == "kneser_ney":
             tables = continuation_counts(tables)
-            taken = [(d, d, d) for d in self.discounts or ()] or [*map(estimate_discounts, tables)]
+            if self.discounts is None:
+                from minillm.stories.discounts import estimate_discounts
+
+                taken = [estimate_discounts(table) for table in tables]
+            else:
+                taken = [(d, d, d) for d in self.discounts]
         self._rows = [discounted(t, d, added) for t, d in zip(tables, taken, strict=True)]
         return self
 

@@ -58,6 +58,7 @@ MAY_IMPORT = {
 LOOKS_UP = {
     "attention": "deeper.attention",  # the backends "tiled" and "flash"
     "bpe": "deeper.tokenizer",  # fast training, files
+    "ngram": "stories",  # how much to take from a count
     "cache": "deeper.caches",  # make_cache("paged")
     "config": "deeper.pretrained",  # read and write config.json, named sizes
     "generation": "deeper.generation",  # stop strings, compiled steps

@@ -20,9 +20,9 @@ from minillm.ngram import (
     bits_per_byte,
     continuation_counts,
     count_ngrams,
-    estimate_discounts,
     word_pieces,
 )
+from minillm.stories.discounts import estimate_discounts
 from minillm.stories.language import StoryLanguage
 
 SEQUENCES = [list(s) for s in ("AB", "ABC", "BAB", "CA")]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from numbers import Integral
 from typing import TYPE_CHECKING, Any
@@ -113,3 +113,13 @@ def _check_read(texts: Any, name: str) -> None:
         raise ValueError(f"{name} must be texts, not a path: {read}")
     if isinstance(texts, bytes | bytearray):
         raise ValueError(f"{name} must be texts, not bytes, {quoted(bytes(texts))}: decode them")
+
+
+def check_ngram_model(
+    n: int, smoothing: str, k: float, discounts: Sequence[float] | None, given: Any
+) -> None:
+    """Raises: ValueError for settings of an `NGramModel` that make no model."""
+    if n < 1 or smoothing not in ("mle", "add_k", "kneser_ney") or k <= 0:
+        raise ValueError(f"no n-gram model with {n=}, {smoothing=}, {k=}")
+    if discounts is not None and (len(discounts) != n or not all(0 <= d <= 1 for d in discounts)):
+        raise ValueError(f"discounts are one number in [0, 1], or {n} of them, not {given}")
