@@ -14,11 +14,13 @@ from numbers import Integral
 import torch
 from torch import Tensor
 
-from minillm.support.checks.kinds import check_number
 from minillm.support.checks.sampling import (
     check_logits,
     check_previous_ids,
+    check_range,
     check_rows,
+    check_sampler,
+    check_seeds,
     finite_maximum,
 )
 from minillm.support.checks.words import our_words
@@ -27,6 +29,7 @@ from minillm.support.device import to_float64
 __all__ = [
     "GREEDY",
     "Sampler",
+    "damp",
     "draw",
     "end_ids",
     "enforce_min_new_tokens",
@@ -34,9 +37,11 @@ __all__ = [
     "min_p",
     "presence_penalty",
     "repetition_penalty",
+    "row_seed",
     "temperature",
     "top_k",
     "top_p",
+    "trim",
 ]
 
 
@@ -45,8 +50,7 @@ def temperature(logits: Tensor, t: float) -> Tensor:
 
     Raises: ValueError unless t > 0 (for the limit t -> 0 take the argmax, as `Sampler` does).
     """
-    if not t > 0:
-        raise ValueError(f"temperature must be > 0, got {t}")
+    check_range("temperature", t)
     return logits / t
 
 
@@ -55,8 +59,7 @@ def top_k(logits: Tensor, k: int) -> Tensor:
 
     Raises: ValueError unless k >= 1.
     """
-    if k < 1:
-        raise ValueError(f"top_k must be >= 1, got {k}")
+    check_range("top_k", k)
     best, ids = logits.topk(min(k, logits.shape[-1]), dim=-1)
     return torch.full_like(logits, -math.inf).scatter(-1, ids, best)
 
@@ -68,8 +71,7 @@ def top_p(logits: Tensor, p: float) -> Tensor:
     Raises: ValueError unless 0 < p <= 1.
     Source: Holtzman et al. 2020, section 3.1.
     """
-    if not 0 < p <= 1:
-        raise ValueError(f"top_p must be in (0, 1], got {p}")
+    check_range("top_p", p)
     p = max(p, 1e-30)  # in float32 a smaller p is 0, and no token would stay
     if p == 1:
         return logits
@@ -90,12 +92,21 @@ def min_p(logits: Tensor, p: float) -> Tensor:
     Raises: ValueError unless 0 <= p <= 1.
     Source: Nguyen et al. 2024, "Turning up the heat: min-p sampling".
     """
-    if not 0 <= p <= 1:
-        raise ValueError(f"min_p must be in [0, 1], got {p}")
+    check_range("min_p", p)
     if p == 0:
         return logits
     floor = logits.amax(-1, keepdim=True) + math.log(p)
     return logits.masked_fill(logits < floor, -math.inf)
+
+
+def trim(logits: Tensor, k: int | None, p: float | None, m: float | None) -> Tensor:
+    """Top-k, then top-p, then min-p, those that are not None. Shape: (B, V) -> (B, V)."""
+    kept, places = logits, None
+    if k is not None and k < logits.shape[-1]:
+        kept, places = logits.topk(k, dim=-1)  # the other cuts need to look at these only
+    kept = kept if p is None else top_p(kept, p)
+    kept = kept if m is None else min_p(kept, m)
+    return kept if places is None else torch.full_like(logits, -math.inf).scatter(-1, places, kept)
 
 
 def _counts(logits: Tensor, previous_ids: Tensor) -> Tensor:
@@ -112,8 +123,7 @@ def repetition_penalty(logits: Tensor, previous_ids: Tensor, penalty: float) -> 
     Raises: ValueError unless penalty > 0, or if shapes or ids do not fit.
     Source: Keskar et al. 2019 (CTRL), section 4.1; for negative logits as Hugging Face does.
     """
-    if not penalty > 0:
-        raise ValueError(f"repetition_penalty must be > 0, got {penalty}")
+    check_range("repetition_penalty", penalty)
     seen = _counts(logits, previous_ids) > 0
     return torch.where(seen, torch.where(logits < 0, logits * penalty, logits / penalty), logits)
 
@@ -126,6 +136,13 @@ def presence_penalty(logits: Tensor, previous_ids: Tensor, penalty: float) -> Te
 def frequency_penalty(logits: Tensor, previous_ids: Tensor, penalty: float) -> Tensor:
     """Subtract `penalty` per occurrence of each token. Shapes as `repetition_penalty`."""
     return logits - penalty * _counts(logits, previous_ids).to(logits.dtype)
+
+
+def damp(logits: Tensor, ids: Tensor, repeated: float, present: float, often: float) -> Tensor:
+    """The three; one that would change nothing is left out. Shapes as `repetition_penalty`."""
+    x = logits if repeated == 1 else repetition_penalty(logits, ids, repeated)
+    x = presence_penalty(x, ids, present) if present else x
+    return frequency_penalty(x, ids, often) if often else x
 
 
 def draw(probabilities: Tensor, uniform: Tensor) -> Tensor:
@@ -141,32 +158,24 @@ def draw(probabilities: Tensor, uniform: Tensor) -> Tensor:
     return torch.minimum(ids, last)
 
 
+_Rows = Sequence[int] | None  # which rows of a batch the logits belong to; None: all
+
+
+def row_seed(seed: int | Sequence[int], row: int) -> int:
+    """The seed of a row's own random numbers: `seed[row]`, or of a single `seed` one far away."""
+    if isinstance(seed, int | Integral):
+        return int(seed) + 1_000_003 * row  # so that near seeds share no row
+    check_seeds(seed, row)
+    return int(seed[row])
+
+
 @our_words
 @dataclass
 class Sampler:
     """Chooses one token a row from logits: penalties, temperature, top-k, top-p, min-p, draw.
 
-    Called with logits (B, V) and optionally previous_ids (B, T), which the penalties count, it
-    returns ids (B,). `temperature=0` is greedy. `steps` are functions of your own, (logits,
-    previous_ids) -> logits, between penalties and temperature.
-
-        ids = generate(model, prompt, max_new_tokens=40, sampler=Sampler(temperature=0.7, seed=1))
-
-    Args:
-        top_k: draw from so many of the likeliest; None for all.
-        top_p: from the likeliest that have this share of the probability, above 0 to 1.
-        min_p: leave out what has less than this share of the likeliest one's probability.
-        repetition_penalty: positive logits of tokens seen before are divided by it, others
-            multiplied: 1 does nothing.
-        presence_penalty, frequency_penalty: taken from their logits once, or as often as seen.
-
-    With `seed` an int, row b draws from a stream of its own, seeded with `seed + 1_000_003 * b`;
-    with a sequence, with `seed[b]`; with None, all draw from torch's generator. When rows have left
-    the batch, `rows` says which ones the logits belong to. A subclass may override `process` or
-    `probabilities`: what they return is what is drawn from.
-
-    Raises: ValueError for parameters out of range, an empty batch, `rows` that are not B different
-        numbers, and NaN, +inf or a row of -inf only, given or made by the processors.
+    `temperature=0` is greedy. `steps` are functions of your own, (logits, previous_ids) -> logits.
+    Raises: ValueError for settings out of range, and for logits from which nothing can be drawn.
     """
 
     temperature: float = 1.0
@@ -176,21 +185,11 @@ class Sampler:
     repetition_penalty: float = 1.0
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
-    seed: int | Sequence[int] | None = None
+    seed: int | Sequence[int] | None = None  # None: all rows draw from torch's generator
     steps: Sequence[Callable[[Tensor, Tensor], Tensor]] = ()
 
     def __post_init__(self) -> None:
-        for name in ["temperature", "repetition_penalty", "presence_penalty", "frequency_penalty"]:
-            check_number(name, getattr(self, name))
-        if not self.temperature >= 0:
-            raise ValueError(f"temperature must be >= 0, got {self.temperature}")
-        probe = torch.zeros(1, 2)  # each processor knows its own range
-        repetition_penalty(probe, probe.long(), self.repetition_penalty)
-        cuts: dict[str, Callable[..., Tensor]] = {"top_k": top_k, "top_p": top_p, "min_p": min_p}
-        for name, cut in cuts.items():
-            if (value := getattr(self, name)) is not None:
-                check_number(name, value, whole=name == "top_k")
-                cut(probe, value)
+        check_sampler(self)
         self.reset()
 
     def reset(self) -> None:
@@ -199,44 +198,22 @@ class Sampler:
 
     def stream(self, row: int) -> torch.Generator | None:
         """What row `row` draws with; without a seed None, torch's own."""
-        if self.seed is None:
-            return None
-        if row not in self._streams:
-            if isinstance(self.seed, int | Integral):
-                seed = int(self.seed) + 1_000_003 * row  # so that near seeds share no row
-            elif row < len(self.seed):
-                seed = int(self.seed[row])
-            else:
-                raise ValueError(f"{row + 1} rows but only {len(self.seed)} seeds")
-            self._streams[row] = torch.Generator().manual_seed(seed)
-        return self._streams[row]
+        if self.seed is not None and row not in self._streams:
+            self._streams[row] = torch.Generator().manual_seed(row_seed(self.seed, row))
+        return self._streams.get(row)
 
     def process(self, logits: Tensor, previous_ids: Tensor | None = None) -> Tensor:
         """Processed logits in float32, -inf where a token is out. Shape: (B, V) -> (B, V)."""
         check_logits(logits)
-        x, ids = logits.float(), previous_ids
-        if ids is None:
-            ids = torch.empty(len(x), 0, dtype=torch.long, device=x.device)
-        if self.repetition_penalty != 1:  # a penalty that would change nothing is left out
-            x = repetition_penalty(x, ids, self.repetition_penalty)
-        if self.presence_penalty:
-            x = presence_penalty(x, ids, self.presence_penalty)
-        if self.frequency_penalty:
-            x = frequency_penalty(x, ids, self.frequency_penalty)
+        x = logits.float()
+        ids = x.new_empty(len(x), 0, dtype=torch.long) if previous_ids is None else previous_ids
+        x = damp(x, ids, self.repetition_penalty, self.presence_penalty, self.frequency_penalty)
         for step in self.steps:
             x = step(x, ids)
             check_logits(x, like=logits, made_by=step)
         if self.temperature == 0:  # no cut removes the best token
             return x
-        x = temperature(x, self.temperature)
-        kept, places = x, None
-        if self.top_k is not None and self.top_k < x.shape[-1]:
-            kept, places = x.topk(self.top_k, dim=-1)  # the other cuts need to look at these only
-        if self.top_p is not None:
-            kept = top_p(kept, self.top_p)
-        if self.min_p is not None:
-            kept = min_p(kept, self.min_p)
-        return kept if places is None else torch.full_like(x, -math.inf).scatter(-1, places, kept)
+        return trim(temperature(x, self.temperature), self.top_k, self.top_p, self.min_p)
 
     def probabilities(self, logits: Tensor, previous_ids: Tensor | None = None) -> Tensor:
         """The distribution drawn from. Shape: (B, V) -> (B, V), rows sum to 1."""
@@ -247,11 +224,7 @@ class Sampler:
         return x.softmax(-1)
 
     def __call__(
-        self,
-        logits: Tensor,
-        previous_ids: Tensor | None = None,
-        *,
-        rows: Sequence[int] | None = None,
+        self, logits: Tensor, previous_ids: Tensor | None = None, *, rows: _Rows = None
     ) -> Tensor:
         """Shape: logits (B, V), previous_ids (B, T), B numbers in `rows` -> ids (B,)."""
         p = self.probabilities(logits, previous_ids)

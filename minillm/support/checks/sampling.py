@@ -7,7 +7,42 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from torch import Tensor
+from minillm.support.checks.kinds import check_number
 from minillm.support.checks.words import quoted
+
+_RANGES = {  # in words, and whether a number is in it
+    "temperature": ("> 0", lambda x: x > 0),
+    "top_k": (">= 1", lambda x: x >= 1),
+    "top_p": ("in (0, 1]", lambda x: 0 < x <= 1),
+    "min_p": ("in [0, 1]", lambda x: 0 <= x <= 1),
+    "repetition_penalty": ("> 0", lambda x: x > 0),
+}
+
+
+def check_range(name: str, value: Any) -> None:
+    """Raises: ValueError unless the number is in the range that its name has."""
+    words, fits = _RANGES[name]
+    if not fits(value):
+        raise ValueError(f"{name} must be {words}, got {value}")
+
+
+def check_sampler(sampler: Any) -> None:
+    """Raises: ValueError for settings of a `Sampler` that are no numbers or out of range."""
+    for name in ["temperature", "repetition_penalty", "presence_penalty", "frequency_penalty"]:
+        check_number(name, getattr(sampler, name))
+    if not sampler.temperature >= 0:
+        raise ValueError(f"temperature must be >= 0, got {sampler.temperature}")
+    check_range("repetition_penalty", sampler.repetition_penalty)
+    for name in ["top_k", "top_p", "min_p"]:
+        if (value := getattr(sampler, name)) is not None:
+            check_number(name, value, whole=name == "top_k")
+            check_range(name, value)
+
+
+def check_seeds(seeds: Sequence[int], row: int) -> None:
+    """Raises: ValueError if a row has no seed."""
+    if row >= len(seeds):
+        raise ValueError(f"{row + 1} rows but only {len(seeds)} seeds")
 
 
 def check_logits(x: Any, *, like: Tensor | None = None, made_by: object = None) -> None:
