@@ -23,8 +23,8 @@ from minillm.beyond.state.mamba import (
 )
 from minillm.beyond.state.mamba_parts import StateSizes
 from minillm.beyond.state.selective_scan import MambaMixer, selective_scan
-from minillm.beyond.state.state_cache import StateLayer
-from minillm.cache import KVCache
+from minillm.beyond.state.state_cache import StateCache, StateLayer
+from minillm.cache import KVCache, make_cache
 from minillm.layers import RMSNorm
 
 transformers.logging.set_verbosity_error()
@@ -375,3 +375,32 @@ def test_a_16_bit_layer_adds_up_in_float32_if_told(wide):
     assert found.dtype == wanted.dtype == (torch.float32 if wide else torch.bfloat16)
     torch.testing.assert_close(found, wanted, atol=0.02, rtol=0.01)
     assert (found - x).abs().max() > 1
+
+
+@pytest.mark.parametrize("kind", ["dynamic", "static"])
+@pytest.mark.parametrize("order", ["kks", "ksk", "skk"])
+def test_layers_with_keys_and_states_count_alike(kind, order):
+    """Static layers share a position, which one of them moves on, wherever the states stand."""
+    sizes = {"batch_size": 2, "num_kv_heads": 1, "key_dim": 3, "value_dim": 3, "max_length": 12}
+    keys = make_cache(kind, num_layers=2, **sizes).layers
+    layers = [keys.pop() if x == "k" else StateLayer(2, (3, 4), (4, 2)) for x in order]
+
+    def feed(cache, num):
+        told = cache.query_positions(num).tolist(), cache.key_positions(num)
+        for layer in cache.layers:
+            if isinstance(layer, StateLayer):
+                layer.write(*layer.read(num, 2), num)
+            else:
+                layer.update(*torch.ones(2, 2, 1, num, 3))
+        return told[0], told[1][told[1] >= 0].tolist()
+
+    cache = StateCache(layers)
+    assert feed(cache, 3) == ([0, 1, 2], [0, 1, 2])
+    twin = cache.fork()
+    for one in (cache, twin, twin.fork()):
+        for t in range(one.length, one.length + 2):
+            assert feed(one, 1) == ([t], list(range(t + 1)))
+    assert cache.length == twin.length == 5
+    with pytest.raises(ValueError, match="a state cannot go back"):
+        cache.crop(4)
+    assert [layer.length for layer in cache.layers] == [5, 5, 5]
