@@ -18,11 +18,12 @@ from pathlib import Path
 from minillm.bpe import BPETokenizer
 from minillm.config import ModelConfig
 from minillm.deeper.training.documents import DocumentBatches, StoryDocuments
+from minillm.deeper.training.trainer import Trainer
 from minillm.layers import MLP, GatedMLP, LayerNorm, RMSNorm
 from minillm.model import CausalLM
 from minillm.stories.language import StoryLanguage
 from minillm.support.family import FAMILIES, Family
-from minillm.training import TrainConfig, Trainer, evaluate
+from minillm.training import TrainConfig, evaluate
 
 C, DEPTH = 72, 2
 NORMS = {"LayerNorm": LayerNorm, "RMSNorm": RMSNorm}

@@ -20,9 +20,10 @@ import torch
 import transformers
 
 from minillm.config import ModelConfig
+from minillm.deeper.training.trainer import RunConfig, Trainer
 from minillm.generation import generate
 from minillm.model import CausalLM
-from minillm.training import TrainConfig, Trainer, WindowBatches
+from minillm.training import WindowBatches
 
 SHAPES = {
     "tiny": (512, 64, 2, 4, 176, 2),
@@ -66,7 +67,7 @@ def training(config: ModelConfig, device: str, a) -> None:
     rows, context = (2, 64) if device == "cpu" else (a.batch_size, 1024)
     tokens = torch.randint(config.vocab_size, (rows * context * 8,))
     model = CausalLM(config).to(device)
-    settings = TrainConfig(10**6, precision="bfloat16", warmup_steps=1, compile=True)
+    settings = RunConfig(10**6, precision="bfloat16", warmup_steps=1, compile=True)
     trainer = Trainer(model, WindowBatches(tokens, rows, context), settings, progress=False)
     model.train()
     seconds = median_seconds({"": trainer.one_step}, device, a)[""]

@@ -29,11 +29,12 @@ import torch.nn.functional as F
 
 from minillm.config import ModelConfig
 from minillm.deeper.training.documents import DocumentBatches, StoryDocuments, TextDocuments
+from minillm.deeper.training.trainer import Trainer
 from minillm.model import CausalLM
 from minillm.ngram import word_pieces
 from minillm.stories.grammar import Chain, Choice, Copy, Draw, Node, Table
 from minillm.stories.language import StoryLanguage
-from minillm.training import TrainConfig, Trainer, pad_rows
+from minillm.training import TrainConfig, pad_rows
 
 ASSETS = Path(__file__).parents[1] / "assets"
 TABLE, LONG_RUN = ASSETS / "scale.csv", ASSETS / "scale-run.csv"

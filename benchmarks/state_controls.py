@@ -18,9 +18,10 @@ from minillm.beyond.state.mamba import Mamba2Mixer, causal_conv
 from minillm.bpe import BPETokenizer
 from minillm.config import ModelConfig
 from minillm.deeper.training.documents import DocumentBatches, StoryDocuments
+from minillm.deeper.training.trainer import Trainer
 from minillm.model import CausalLM
 from minillm.stories.language import StoryLanguage
-from minillm.training import TrainConfig, Trainer, evaluate
+from minillm.training import TrainConfig, evaluate
 
 RATES = (1e-2, 3e-2, 6e-2)
 STATE = {"model_type": "mamba2", "num_hidden_layers": 3}

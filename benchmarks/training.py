@@ -18,8 +18,9 @@ import torch.nn.functional as F
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from minillm.config import ModelConfig
+from minillm.deeper.training.trainer import RunConfig, Trainer
 from minillm.model import CausalLM
-from minillm.training import TrainConfig, Trainer, WindowBatches, decay_groups
+from minillm.training import WindowBatches, decay_groups
 
 SHAPE = {
     "vocab_size": 2048,
@@ -46,7 +47,7 @@ def models(device: str) -> tuple[CausalLM, LlamaForCausalLM]:
 def our_step(
     model: CausalLM, source: WindowBatches, precision: str, compiled: bool
 ) -> Callable[[], float]:
-    config = TrainConfig(10**6, precision=precision, warmup_steps=1, compile=compiled)
+    config = RunConfig(10**6, precision=precision, warmup_steps=1, compile=compiled)
     trainer = Trainer(model, source, config, progress=False)
     model.train()
     return lambda: trainer.one_step()[0]

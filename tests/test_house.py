@@ -239,7 +239,8 @@ from minillm.model import CausalLM
 from minillm.bpe import BPETokenizer
 from minillm.bpe import GPT4_PATTERN
 from minillm.training import WindowBatches
-from minillm.training import TrainConfig, Trainer
+from minillm.deeper.training.trainer import Trainer
+from minillm.training import TrainConfig
 
 tokenizer = BPETokenizer({bytes([byte]): byte for byte in range(256)}, GPT4_PATTERN, {})
 ids = torch.tensor([tokenizer.encode("Once upon a time")])

@@ -206,7 +206,7 @@ def trainer(steps=2, *, model=None, batches=None, optimizer=None, run=None, loss
     parts |= {"optimizer": optimizer, "run": run, "loss": loss, "progress": False}
     model = lm() if model is None else model
     batches = windows() if batches is None else batches
-    return minillm.Trainer(model, batches, minillm.TrainConfig(steps, **options), **parts)
+    return minillm.Trainer(model, batches, minillm.RunConfig(steps, **options), **parts)
 
 
 @cache

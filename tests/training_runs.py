@@ -15,7 +15,8 @@ from torch import nn
 
 from minillm.deeper.training.checkpoint import newest_checkpoint
 from minillm.deeper.training.run import Run
-from minillm.training import TrainConfig, Trainer, WindowBatches
+from minillm.deeper.training.trainer import RunConfig, Trainer
+from minillm.training import TrainConfig, WindowBatches
 
 try:
     import resource
@@ -59,7 +60,7 @@ def records(folder):
 def make(folder=None, steps=24, *, model=None, source=None, **settings):
     run = {"checkpoint_interval": 5}
     run |= {k: settings.pop(k) for k in ("checkpoint_interval", "keep") if k in settings}
-    config = TrainConfig(steps, **{"warmup_steps": 4, "log_interval": 4, **settings})
+    config = RunConfig(steps, **{"warmup_steps": 4, "log_interval": 4, **settings})
     part = None if folder is None else Run(folder, **run)
     batches = source or WindowBatches(TOKENS, 4, 12, seed=3)
     return Trainer(tiny() if model is None else model, batches, config, run=part, progress=False)

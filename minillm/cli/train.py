@@ -32,7 +32,7 @@ def train(a: argparse.Namespace) -> None:
     from minillm.deeper.training import distributed
     from minillm.deeper.training.checkpoint import CheckpointError
     from minillm.deeper.training.run import Run
-    from minillm.training import Trainer, token_byte_lengths
+    from minillm.deeper.training.trainer import Trainer, token_byte_lengths
 
     place, lock = distributed.start(device(a)), None
     try:
@@ -199,9 +199,9 @@ def _model(a: argparse.Namespace, tokenizer: Any) -> Any:
 
 def _config(a: argparse.Namespace) -> Any:
     """The settings of the training: what the options are called there."""
-    from minillm.training import TrainConfig
+    from minillm.deeper.training.trainer import RunConfig
 
-    return TrainConfig(
+    return RunConfig(
         a.steps,
         max_lr=a.lr,
         min_lr=a.lr / 20 if a.min_lr is None else a.min_lr,

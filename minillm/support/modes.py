@@ -6,13 +6,15 @@ Written by hand.
 from __future__ import annotations
 
 import math
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from minillm.support.checks.model import check_room, dynamic_from
+from minillm.support.device import rng_state, set_rng_state
 
 if TYPE_CHECKING:
     from minillm.cache import KVCache
@@ -111,6 +113,21 @@ def check_positionwise(model: Any, lost: str) -> None:
         raise ValueError(f"{lost}: {kind} makes positions and masks in its own way")
     if dynamic_from(model.model.rotary) < math.inf:
         raise ValueError(f"{lost}: dynamic rope_scaling turns keys by the length of the whole pass")
+
+
+@contextmanager
+def looking(model: nn.Module) -> Iterator[None]:
+    """Within this a model in training is looked at, and the training goes on as if it were not.
+
+    It is in eval mode, no gradient is kept, and random numbers that are drawn are given back.
+    """
+    device = next(model.parameters()).device
+    rng = rng_state(device)
+    try:
+        with EvalMode(model), torch.no_grad():
+            yield
+    finally:
+        set_rng_state(rng, device)
 
 
 def without_autocast(x: Tensor) -> AbstractContextManager[Any]:

@@ -15,7 +15,7 @@ from minillm.cli.main import main
 from minillm.cli.options import check_training, words_of
 from minillm.deeper.pretrained.load import from_pretrained
 from minillm.deeper.training.scoring import evaluate_text
-from minillm.training import Trainer
+from minillm.deeper.training.trainer import Trainer
 
 ROOT = Path(__file__).resolve().parents[2]
 TINY = ["--device", "cpu", "--hidden-size", "16", "--num-hidden-layers", "1", "--quiet"]

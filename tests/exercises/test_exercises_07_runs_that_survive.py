@@ -11,9 +11,10 @@ import torch
 from torch import nn
 
 from minillm.deeper.training.run import Run
+from minillm.deeper.training.trainer import Trainer
 from minillm.exercises import grade
 from minillm.exercises.runs_that_survive import KILLED
-from minillm.training import TrainConfig, Trainer, WindowBatches
+from minillm.training import TrainConfig, WindowBatches
 
 
 class Snapshot:

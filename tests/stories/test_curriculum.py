@@ -9,10 +9,11 @@ import torch
 from minillm.bpe import BPETokenizer
 from minillm.config import ModelConfig
 from minillm.deeper.training.documents import DocumentBatches, StoryDocuments
+from minillm.deeper.training.trainer import Trainer, token_byte_lengths
 from minillm.model import CausalLM
 from minillm.stories.curriculum import ExactBatches, draws
 from minillm.stories.language import StoryLanguage
-from minillm.training import TrainConfig, Trainer, cross_entropy, token_byte_lengths
+from minillm.training import TrainConfig, cross_entropy
 
 END = "<|endoftext|>"
 GRAMMAR = """

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from training_runs import Letters
 
-from minillm.training import evaluate, token_byte_lengths
+from minillm.training import evaluate
 
 
 def test_evaluate_counts_all_nats_over_all_bytes():
@@ -46,17 +46,6 @@ def test_evaluate_counts_the_bytes_that_were_encoded():
     model = nn.Sequential(nn.Embedding(257, 8), nn.Linear(8, 257))
     expected = evaluate(model, Letters(), ["a\ufffd"])  # as our tokenizers write half a character
     assert evaluate(model, Letters(), ["a\ud800"]) == expected
-
-
-def test_token_byte_lengths():
-    lengths = token_byte_lengths(Letters())
-    assert lengths.tolist() == [1] * 256 + [0] and lengths.dtype == torch.int64
-
-
-def test_ids_without_a_token_have_no_bytes():
-    tokenizer = Letters()
-    tokenizer.special_tokens, tokenizer.vocab_size = {"<end>": 258}, 260  # 256, 257, 259: nothing
-    assert token_byte_lengths(tokenizer).tolist() == [1] * 256 + [0] * 4
 
 
 def test_nothing_is_dropped_while_a_model_is_judged():

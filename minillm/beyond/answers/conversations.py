@@ -17,7 +17,7 @@ from minillm.deeper.tokenizer.chat_template import render_answers
 from minillm.deeper.training.packing import share_rows
 from minillm.support.checks.texts import check_utf8
 from minillm.support.checks.words import our_words, quoted
-from minillm.training import IndexedSource
+from minillm.support.sources import IndexedSource
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 

@@ -17,7 +17,8 @@ from minillm.support.checks.kinds import check_settings, count_in
 from minillm.support.checks.texts import check_texts
 from minillm.support.checks.training import check_documents, check_end
 from minillm.support.checks.words import quoted
-from minillm.training import IndexedSource, document_row, epoch_order, pad_rows
+from minillm.support.sources import IndexedSource
+from minillm.training import document_row, epoch_order, pad_rows
 
 __all__ = ["DocumentBatches", "StoryDocuments", "TextDocuments"]
 

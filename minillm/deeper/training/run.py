@@ -10,7 +10,7 @@ import warnings
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +18,10 @@ from tqdm import tqdm
 
 from minillm.deeper.training import checkpoint, distributed
 from minillm.deeper.training.run_folder import FolderLock, append_record, check_free, forget_after
+from minillm.deeper.training.trainer import RunConfig, Trainer
 from minillm.support.checks.kinds import check_settings
 from minillm.support.checks.texts import check_tokenizer
 from minillm.support.device import rng_state
-from minillm.training import Trainer
 
 __all__ = ["Run"]
 
@@ -176,7 +176,9 @@ def _load(trainer: Trainer, path: Path) -> None:
 def _settings(trainer: Trainer) -> dict[str, Any]:
     """What a resumed run must share."""
     config = trainer.config
-    settings = {**asdict(config), "min_lr": config.learning_rate(config.steps)}
+    settings = {field.name: field.default for field in fields(RunConfig)}
+    settings |= asdict(config)
+    settings["min_lr"] = config.learning_rate(config.steps)
     settings["betas"] = list(config.betas)  # as JSON has it
     del settings["log_interval"], settings["eval_interval"]  # they decide no number
     balance = {} if trainer.balance is None else trainer.balance.settings

@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from minillm.training import IndexedSource, document_row, epoch_order
+from minillm.support.sources import IndexedSource
+from minillm.training import document_row, epoch_order
 
 __all__ = ["FileDocuments", "TokenDataset"]
 

@@ -13,9 +13,11 @@ from minillm.support.checks.kinds import (
     Kind,
     check_kind,
     check_one_of,
+    check_sizes,
     list_of,
     whole,
 )
+from minillm.support.checks.texts import check_texts, check_tokenizer
 from minillm.support.checks.words import quoted
 
 
@@ -37,8 +39,60 @@ def check_token_row(tokens: Any) -> None:
         raise ValueError(f"tokens must be a row of token ids, not {quoted(tokens)}: {road}")
 
 
-def check_training(model: Any, config: Any, optimizer: Any, run: Any) -> None:
-    """Raises: ValueError for parts of a `Trainer` that cannot be, such as steps for a config."""
+def check_rows(rows: Any, batch_size: int, eos_token_id: Any) -> None:
+    """Raises: ValueError if there is no row, none in a batch, or no end token."""
+    check_sizes(batch_size=batch_size, rows=len(rows))
+    check_end(eos_token_id)
+
+
+def check_windows(tokens: Any, batch_size: int, context_length: int) -> None:
+    """Raises: ValueError for what is no row of ids, and where no window of T + 1 tokens fits."""
+    check_token_row(tokens)
+    if batch_size < 1 or context_length < 1 or len(tokens) < context_length + 1:
+        raise ValueError(
+            f"{batch_size} windows of {context_length} + 1 tokens from {len(tokens)} tokens"
+        )
+
+
+def check_adamw(lr: float, betas: Any, eps: float, weight_decay: float) -> None:
+    """Raises: ValueError for a rate, eps or decay below 0, and for betas not from 0 to below 1."""
+    if lr < 0 or eps < 0 or weight_decay < 0 or not all(0 <= beta < 1 for beta in betas):
+        raise ValueError(f"lr {lr}, betas {betas}, eps {eps} or weight decay {weight_decay}")
+
+
+def check_schedule(
+    step: int, max_lr: float, min_lr: float, warmup_steps: int, total_steps: int
+) -> None:
+    """Raises: ValueError for a step below 0, a warm-up longer than the training, rates in turn."""
+    if not 0 <= warmup_steps <= total_steps or not 0 <= min_lr <= max_lr or step < 0:
+        raise ValueError(
+            f"step {step}, warm-up {warmup_steps} of {total_steps}, rates {min_lr}..{max_lr}"
+        )
+
+
+def check_max_norm(max_norm: float) -> None:
+    """Raises: ValueError if `max_norm` is not positive."""
+    if not max_norm > 0:
+        raise ValueError(f"max_norm must be positive, not {max_norm}")
+
+
+def check_found(record: Any, found: Any) -> None:
+    """Raises: ValueError if what looking at a model found has the name of a record's own number."""
+    if clash := ", ".join(sorted((record.keys() | {"loss"}) & found.keys())):
+        raise ValueError(f"validate returned {clash}: the run records that itself, rename it")
+
+
+def check_loop(model: Any, config: Any) -> None:
+    """Raises: ValueError for parts of `train` that cannot be, or that need a `Trainer`."""
+    check_training(model, config)
+    for name, plain in (("precision", "float32"), ("compile", False)):
+        if (given := getattr(config, name, plain)) != plain:
+            road = "Trainer(model, batches, config).train() does that"
+            raise ValueError(f"train knows no {name}={given!r}: {road}")
+
+
+def check_training(model: Any, config: Any, optimizer: Any = None, run: Any = None) -> None:
+    """Raises: ValueError for parts of a training that cannot be, such as steps for a config."""
     module: Kind = "an nn.Module, such as CausalLM(config)", lambda x: hasattr(x, "parameters")
     plan: Kind = "a TrainConfig, such as TrainConfig(100)", lambda x: hasattr(x, "learning_rate")
     road = "an optimizer or a function of the model, lambda model: torch.optim.SGD(...)"
@@ -61,8 +115,11 @@ def check_train_config(config: Any) -> None:
     check_kind("betas", config.betas, list_of(SHARE))
     if config.min_lr is not None and not 0 <= config.min_lr <= config.max_lr:
         raise ValueError(f"min_lr {config.min_lr} must be from 0 to max_lr, {config.max_lr}")
-    if not config.max_norm > 0:
-        raise ValueError(f"max_norm must be positive, not {config.max_norm}")
+    check_max_norm(config.max_norm)
+
+
+def check_run_config(config: Any) -> None:
+    """Raises: ValueError for a setting of a `RunConfig` that is unknown, or beside another."""
     check_one_of("precision", config.precision, ("float32", "bfloat16"))
     check_one_of("parallel", config.parallel, ("ddp", "fsdp", "tensor"))
     check_one_of("optimizer", config.optimizer, ("adamw", "muon"))
@@ -70,6 +127,16 @@ def check_train_config(config: Any) -> None:
         raise ValueError("compile=True is not for parallel='tensor': choose one of the two")
     if config.optimizer == "muon" and not config.fused:
         raise ValueError("muon goes with torch's AdamW, not with fused=False")
+
+
+def check_evaluation(tokenizer: Any, texts: Any, eos_token_id: int | None) -> None:
+    """Raises: ValueError for arguments in another order, one text, or no end token."""
+    check_tokenizer(tokenizer)
+    check_texts(texts)
+    if eos_token_id is None and tokenizer.eos_token_id is None:
+        raise ValueError(
+            "the tokenizer has no end token: say with eos_token_id which one begins a text"
+        )
 
 
 def check_documents(documents: Any) -> None:

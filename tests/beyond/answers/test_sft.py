@@ -24,9 +24,10 @@ from minillm.config import ModelConfig
 from minillm.deeper.tokenizer.chat_template import render_answers
 from minillm.deeper.tokenizer.wrapped import load_tokenizer
 from minillm.deeper.training.documents import DocumentBatches, StoryDocuments
+from minillm.deeper.training.trainer import Trainer
 from minillm.model import CausalLM
 from minillm.stories.language import StoryLanguage
-from minillm.training import TrainConfig, Trainer, cross_entropy
+from minillm.training import TrainConfig, cross_entropy
 
 CHATML = """{% for m in messages %}
 {{ '<|im_start|>' + m.role + '\\n' }}

@@ -21,9 +21,10 @@ from minillm.config import ModelConfig
 from minillm.deeper.caches.kinds import CACHE_KINDS
 from minillm.deeper.pretrained.load import from_pretrained, save_pretrained
 from minillm.deeper.training.run import Run
+from minillm.deeper.training.trainer import RunConfig, Trainer
 from minillm.generation import generate
 from minillm.model import CausalLM
-from minillm.training import TrainConfig, Trainer, WindowBatches, pad_rows
+from minillm.training import TrainConfig, WindowBatches, pad_rows
 
 NAMES = ["mixtral", "qwen3_moe", "deepseek_v3-experts"]
 OTHERS = {
@@ -329,7 +330,7 @@ def test_two_processes_balance_as_one(tmp_path):
 def test_bfloat16_products_and_both_optimizers_train_it(optimizer):
     model = CausalLM(FAMILY_CONFIGS["qwen3_moe"])
     before = model.model.layers[1].mlp.experts.down_proj.clone()
-    settings = TrainConfig(3, warmup_steps=0, precision="bfloat16", optimizer=optimizer)
+    settings = RunConfig(3, warmup_steps=0, precision="bfloat16", optimizer=optimizer)
     Trainer(model, WindowBatches(torch.arange(300) % 11, 4, 16), settings, progress=False).train()
     assert not torch.equal(model.model.layers[1].mlp.experts.down_proj, before)
 

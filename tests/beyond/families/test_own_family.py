@@ -15,12 +15,13 @@ from torch import nn
 from minillm.attention import attention
 from minillm.config import ModelConfig
 from minillm.deeper.pretrained.load import from_pretrained, save_pretrained
+from minillm.deeper.training.trainer import Trainer
 from minillm.generation import generate
 from minillm.heads import MultiHeadAttention, merge_heads, split_heads
 from minillm.model import CausalLM, llama_mlp, make_part
 from minillm.support.checks.kinds import POSITIVE
 from minillm.support.family import FAMILIES, Family
-from minillm.training import TrainConfig, Trainer, WindowBatches
+from minillm.training import TrainConfig, WindowBatches
 
 SIZES = {"vocab_size": 40, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4}
 

@@ -15,9 +15,10 @@ from minillm.config import ModelConfig
 from minillm.deeper.generation.speculative import speculative_generate
 from minillm.deeper.pretrained.load import from_pretrained, save_pretrained
 from minillm.deeper.pretrained.weights import read_weights
+from minillm.deeper.training.trainer import RunConfig, Trainer
 from minillm.generation import generate
 from minillm.model import CausalLM
-from minillm.training import TrainConfig, Trainer, WindowBatches
+from minillm.training import WindowBatches
 
 NAMES = ["mamba", "mamba2", "bamba"]
 each = pytest.mark.parametrize("name", NAMES)
@@ -189,7 +190,7 @@ def test_training_goes_through_the_trainer_and_resumes_bit_for_bit(name, tmp_pat
 def test_bfloat16_products_and_both_optimizers_train_it(optimizer):
     model = CausalLM(FAMILY_CONFIGS["bamba"])
     before = {k: v.clone() for k, v in model.state_dict().items()}
-    settings = TrainConfig(3, warmup_steps=0, precision="bfloat16", optimizer=optimizer)
+    settings = RunConfig(3, warmup_steps=0, precision="bfloat16", optimizer=optimizer)
     Trainer(model, WindowBatches(torch.arange(300) % 11, 4, 16), settings, progress=False).train()
     for key, value in model.state_dict().items():
         assert value.isfinite().all() and not torch.equal(value, before[key]), key
@@ -200,9 +201,7 @@ def test_bfloat16_products_and_both_optimizers_train_it(optimizer):
 def test_rates_and_passes_do_not_decay_and_rates_are_no_matrix(name, optimizer):
     """As in the code of Mamba's authors; A_log has two dimensions in Mamba, one in Mamba-2."""
     model = CausalLM(FAMILY_CONFIGS[name])
-    made = TrainConfig(9, warmup_steps=2, weight_decay=0.3, optimizer=optimizer).make_optimizer(
-        model
-    )
+    made = RunConfig(9, warmup_steps=2, weight_decay=0.3, optimizer=optimizer).make_optimizer(model)
     named = {id(p): key for key, p in model.named_parameters()}
     decays = {named[id(p)]: g["weight_decay"] for g in made.param_groups for p in g["params"]}
     assert decays.keys() == set(named.values())

@@ -35,12 +35,13 @@ from minillm.deeper.fast.packed import PackedLM
 from minillm.deeper.pretrained.adapters import load_adapter, save_adapter
 from minillm.deeper.pretrained.load import from_pretrained, save_pretrained
 from minillm.deeper.training.run import Run
+from minillm.deeper.training.trainer import RunConfig, Trainer
 from minillm.generation import generate
 from minillm.model import CausalLM
 from minillm.stories.curriculum import fewer_cards
 from minillm.stories.language import StoryLanguage
 from minillm.support import fence
-from minillm.training import TrainConfig, Trainer, WindowBatches, evaluate
+from minillm.training import TrainConfig, WindowBatches, evaluate
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -348,7 +349,7 @@ def test_training_in_bfloat16_and_with_our_own_adamw(settings):
     model = small()
     add_lora(model, 2, 2)
     source = WindowBatches(torch.arange(300) % 11, 4, 16)
-    config = TrainConfig(3, warmup_steps=0, **settings)
+    config = RunConfig(3, warmup_steps=0, **settings)
     Trainer(model, source, config, progress=False).train()
     assert all(layer.lora_B.weight.any() for layer in lora_layers(model).values())
 

@@ -8,8 +8,9 @@ from minillm.bpe import BPETokenizer
 from minillm.config import ModelConfig
 from minillm.deeper.pretrained.load import from_pretrained, save_pretrained
 from minillm.deeper.training.run import Run
+from minillm.deeper.training.trainer import Trainer
 from minillm.model import CausalLM
-from minillm.training import TrainConfig, Trainer, WindowBatches
+from minillm.training import TrainConfig, WindowBatches
 
 IDS = torch.arange(8)[None]
 

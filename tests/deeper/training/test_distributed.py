@@ -22,7 +22,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from minillm.cli.main import main
 from minillm.deeper.training import checkpoint, distributed
 from minillm.deeper.training.checkpoint import CheckpointError
-from minillm.training import TrainConfig, Trainer
+from minillm.deeper.training.trainer import RunConfig, Trainer
 
 RATE = 6e-3
 OPTIONS = f"""
@@ -303,7 +303,7 @@ def test_a_model_on_the_cpu_stays_there(two_in_name, monkeypatch):
 def test_a_compiled_model_is_wrapped_without_its_shell(two_in_name, parallel):
     model = nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 5))
     compiled = torch.compile(model, backend="eager")
-    trainer = Trainer(compiled, [], TrainConfig(2, warmup_steps=1, parallel=parallel))
+    trainer = Trainer(compiled, [], RunConfig(2, warmup_steps=1, parallel=parallel))
     assert trainer.model is model and hasattr(trainer.forward, "_orig_mod")
     assert (trainer.forward is compiled) == (parallel == "fsdp")  # which shards in place
     assert [name for name, _ in trainer.model.named_parameters()] == [

@@ -13,7 +13,8 @@ from minillm.deeper.training.checkpoint import (
     newest_checkpoint,
 )
 from minillm.deeper.training.muon import MuonAdamW, equalize
-from minillm.training import TrainConfig, decay_groups
+from minillm.deeper.training.trainer import RunConfig
+from minillm.training import decay_groups
 
 
 class Untied(nn.Module):
@@ -46,7 +47,7 @@ def test_muon_moves_the_matrices_between_embedding_and_head():
     assert names_of(model, optimizer) == expected
     assert [len(o.param_groups) for o in (optimizer.muon, optimizer.adamw)] == [1, 2]
     tied = Tiny()  # the head is the embedding
-    optimizer = TrainConfig(9, optimizer="muon", warmup_steps=2).make_optimizer(tied)
+    optimizer = RunConfig(9, optimizer="muon", warmup_steps=2).make_optimizer(tied)
     expected = [({"mix.weight"}, 0.1), ({"embed.weight"}, 0.1), (vectors, 0.0)]
     assert isinstance(optimizer, MuonAdamW) and names_of(tied, optimizer) == expected
     tied.embed.weight.requires_grad_(False)  # frozen: nobody moves it

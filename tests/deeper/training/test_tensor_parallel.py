@@ -22,8 +22,8 @@ from minillm.deeper.fast.small import int8_copy, prune_vocabulary
 from minillm.deeper.pretrained.load import save_pretrained
 from minillm.deeper.training import distributed
 from minillm.deeper.training.tensor_parallel import check_tensor_parallel, parallelize
+from minillm.deeper.training.trainer import RunConfig, Trainer
 from minillm.model import CausalLM
-from minillm.training import TrainConfig, Trainer
 
 SMALL = {"vocab_size": 29, "hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
 SMALL |= {"num_key_value_heads": 2, "intermediate_size": 72}
@@ -289,7 +289,7 @@ def test_layers_of_other_kinds_are_named():
 
 def test_compiling_and_tensor_parallel_are_refused_together():
     with pytest.raises(ValueError, match=r"compile=True .*'tensor'"):
-        TrainConfig(2, parallel="tensor", compile=True)
+        RunConfig(2, parallel="tensor", compile=True)
 
 
 def test_a_trainer_of_one_process_trains_as_ever():
@@ -297,7 +297,7 @@ def test_a_trainer_of_one_process_trains_as_ever():
     for parallel in ("ddp", "tensor"):
         ids = torch.arange(24).view(2, 12)
         batches = ForEver((ids[:, :-1], ids[:, 1:]))
-        config = TrainConfig(2, warmup_steps=1, log_interval=1, parallel=parallel)
+        config = RunConfig(2, warmup_steps=1, log_interval=1, parallel=parallel)
         trainer = Trainer(CausalLM(ModelConfig(**SMALL)), batches, config, progress=False)
         losses[parallel] = [record["loss"] for record in trainer.train()]
     assert losses["tensor"] == losses["ddp"]

@@ -1,11 +1,9 @@
-"""The loop: one step, interrupts, records; a plain loop as oracle."""
+"""The trainer: the steps of `train`, undone, resumed; a plain loop as oracle."""
 
+import copy
 import functools
 import json
 import math
-import subprocess
-import sys
-import textwrap
 from typing import ClassVar
 
 import numpy as np
@@ -13,20 +11,34 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from training_runs import TOKENS, Failing, Listed, Stop, Tiny, V, make, records, same, tiny, weights
+from training_runs import (
+    TOKENS,
+    Failing,
+    Letters,
+    Listed,
+    Stop,
+    Tiny,
+    V,
+    make,
+    records,
+    same,
+    tiny,
+    weights,
+)
 
-from minillm import training as trainer_module
+from minillm.deeper.training import trainer as trainer_module
 from minillm.deeper.training.checkpoint import load_checkpoint
 from minillm.deeper.training.run import Run
+from minillm.deeper.training.trainer import RunConfig, Trainer, token_byte_lengths
 from minillm.support.device import rng_state, set_rng_state
 from minillm.training import (
     AdamW,
     TrainConfig,
-    Trainer,
     WindowBatches,
     cosine_schedule,
     decay_groups,
     get_batch,
+    train,
 )
 
 
@@ -58,12 +70,12 @@ def test_a_loss_is_that_of_the_steps_that_had_targets():
 @pytest.mark.parametrize("optimizer", ["Muon", "adam", "", None])
 def test_an_optimizer_misspelt_is_refused(optimizer):
     with pytest.raises(ValueError, match=f"optimizer {optimizer!r} is unknown: .* adamw, muon"):
-        TrainConfig(9, warmup_steps=2, optimizer=optimizer)
+        RunConfig(9, warmup_steps=2, optimizer=optimizer)
 
 
 def test_muon_goes_with_the_fused_adamw_only():
     with pytest.raises(ValueError, match="muon goes with torch's AdamW, not with fused=False"):
-        TrainConfig(9, optimizer="muon", fused=False)
+        RunConfig(9, optimizer="muon", fused=False)
 
 
 def test_a_model_must_return_logits_alone():
@@ -376,7 +388,7 @@ def test_a_run_broken_off_while_the_weights_moved_must_be_resumed(tmp_path):
 )
 def test_config_refuses_values_out_of_range(settings, message):
     with pytest.raises(ValueError, match=message):
-        TrainConfig(**settings)
+        RunConfig(**settings)
 
 
 @pytest.mark.parametrize(
@@ -479,33 +491,6 @@ def test_tokens_targets_and_byte_counts_may_lie_on_the_gpu():
         trainer.token_bytes = torch.full((V,), 2)
         assert trainer.train()[-1]["bits_per_byte"] > 0
     assert same(plain, there)
-
-
-def test_a_trainer_without_a_folder_needs_the_core_alone():
-    code = """
-        import sys
-        import torch
-        from minillm.training import WindowBatches
-        from minillm.training import TrainConfig, Trainer
-
-        source = WindowBatches(torch.arange(9), 2, 4)
-        Trainer(torch.nn.Embedding(9, 9), source, TrainConfig(2), progress=False).train()
-        print(*sorted(name for name in sys.modules if name.startswith("minillm")))
-    """
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, check=True
-    )
-    core = "training training.data training.loss training.optim training.trainer"
-    core = ["checks", "counting", "device", "modes", *core.split()]  # what serves all
-    assert done.stdout.split() == ["minillm", *(f"minillm.{name}" for name in core)]
-
-
-def test_the_rate_falls_to_a_tenth_unless_another_end_is_given():
-    for max_lr in (1e-3, 5e-5, 0.0):
-        config = TrainConfig(30, max_lr=max_lr, warmup_steps=20)
-        assert [config.learning_rate(step) for step in (19, 30)] == [max_lr, max_lr / 10]
-    assert TrainConfig(30).learning_rate(30) == 1e-4  # as it was when this was the default
-    assert TrainConfig(30, min_lr=0.0).learning_rate(30) == 0.0
 
 
 def test_a_run_from_before_min_lr_could_be_left_out_goes_on(tmp_path):
@@ -642,3 +627,83 @@ def test_a_run_resumes_with_its_own_optimizer_and_refuses_another(tmp_path):
     assert second.resume()
     second.train()
     assert same(second, whole)
+
+
+def test_token_byte_lengths():
+    lengths = token_byte_lengths(Letters())
+    assert lengths.tolist() == [1] * 256 + [0] and lengths.dtype == torch.int64
+
+
+def test_ids_without_a_token_have_no_bytes():
+    tokenizer = Letters()
+    tokenizer.special_tokens, tokenizer.vocab_size = {"<end>": 258}, 260  # 256, 257, 259: nothing
+    assert token_byte_lengths(tokenizer).tolist() == [1] * 256 + [0] * 4
+
+
+def twice(model, **settings):
+    """A model trained by `train`, and a copy of it by a `Trainer`; models and records."""
+    config = TrainConfig(9, warmup_steps=3, log_interval=2, **settings)
+    other, found = copy.deepcopy(model), []
+    batches = [WindowBatches(TOKENS, 4, 12, seed=3) for _ in range(2)]
+
+    def validate(model):
+        found.append(model.training)
+        return {"drawn": torch.rand(3).sum(), "dropped": model(TOKENS[None, :9]).sum()}
+
+    plain = train(model, batches[0], config, validate=validate)
+    trainer = Trainer(other, batches[1], config, validate=validate, progress=False)
+    return model, other, plain, trainer.train(), found
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"seed": 5, "eval_interval": 3},
+        {"gradient_accumulation_steps": 3, "eval_interval": 1, "max_norm": 0.05},
+        {"min_lr": 0.0, "max_lr": 0.05, "weight_decay": 0.5, "betas": (0.8, 0.99), "eps": 1e-6},
+    ],
+)
+def test_train_equals_a_trainer_to_the_bit(settings):
+    """Losses, norms, rates, what validation finds, and weights; with dropout and accumulation."""
+    one, two, plain, records, looks = twice(tiny(dropout=0.3), **settings)
+    for p, q in zip(one.state_dict().values(), two.state_dict().values(), strict=True):
+        assert torch.equal(p, q)
+    clock = ("seconds", "tokens_per_second")
+    ours = [{k: v for k, v in record.items() if k not in clock} for record in plain]
+    theirs = [{k: v for k, v in record.items() if k not in clock} for record in records]
+    assert ours == theirs and [r["step"] for r in ours if r["step"] % 2 == 0] == [2, 4, 6, 8]
+    assert looks and not any(looks)
+
+
+def test_a_trainer_with_the_settings_of_a_run_takes_the_same_steps():
+    plain, runs = make(steps=6), make(steps=6)
+    plain.config = TrainConfig(6, warmup_steps=4, log_interval=4)
+    plain.train(), runs.train()
+    assert isinstance(runs.config, RunConfig) and same(plain, runs)
+
+
+def test_a_subclass_of_the_settings_keeps_its_own_schedule(tmp_path):
+    class Constant(TrainConfig):
+        def learning_rate(self, step):
+            return 0.25
+
+    def trainer(run=None):
+        batches = WindowBatches(TOKENS, 4, 12)
+        return Trainer(tiny(), batches, Constant(4, log_interval=1), run=run, progress=False)
+
+    whole = trainer()
+    assert [record["lr"] for record in whole.train()] == [0.25] * 4
+    trainer(Run(tmp_path)).train(until=2)
+    second = trainer(Run(tmp_path))
+    assert second.resume()
+    second.train()
+    assert same(second, whole)
+
+
+def test_slopes_that_lay_there_before_are_no_part_of_the_first_step():
+    touched, fresh = make(steps=2), make(steps=2)
+    for p in touched.model.parameters():
+        p.grad = torch.ones_like(p)
+    touched.train(), fresh.train()
+    assert same(touched, fresh)
