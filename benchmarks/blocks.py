@@ -18,12 +18,11 @@ from pathlib import Path
 from minillm.bpe import BPETokenizer
 from minillm.config import ModelConfig
 from minillm.deeper.training.documents import DocumentBatches, StoryDocuments
-from minillm.deeper.training.trainer import Trainer
 from minillm.layers import MLP, GatedMLP, LayerNorm, RMSNorm
 from minillm.model import CausalLM
 from minillm.stories.language import StoryLanguage
 from minillm.support.family import FAMILIES, Family
-from minillm.training import TrainConfig, evaluate
+from minillm.training import TrainConfig, evaluate, train
 
 C, DEPTH = 72, 2
 NORMS = {"LayerNorm": LayerNorm, "RMSNorm": RMSNorm}
@@ -66,7 +65,7 @@ def main() -> None:
             documents = StoryDocuments(language, tokenizer.encode_ordinary, seed=seed)
             batches = DocumentBatches(documents, 4, 256, eos_token_id=end)
             settings = TrainConfig(steps, max_lr=rate, min_lr=rate / 100, warmup_steps=20)
-            Trainer(model, batches, settings, progress=False).train()
+            train(model, batches, settings)
             found = evaluate(model, tokenizer, held_out)
             size = sum(p.numel() for p in model.parameters())
             write([*kind, size, f"{rate:g}", seed, f"{found:.4f}"])

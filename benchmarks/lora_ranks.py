@@ -26,9 +26,9 @@ from minillm import (
     StoryDocuments,
     StoryLanguage,
     TrainConfig,
-    Trainer,
     evaluate,
     from_pretrained,
+    train,
 )
 from minillm.beyond.lora.adapters import add_lora, linear_layers
 from minillm.deeper.pretrained.adapters import save_adapter
@@ -64,14 +64,14 @@ def excess(
     return (bits * math.log(2) * num_bytes + sum(story.log_prob for story in stories)) / n
 
 
-def train(
+def train_on(
     model: torch.nn.Module, tokenizer: Any, language: StoryLanguage, rate: float, seed: int
 ) -> None:
     """80 steps on stories of the language."""
     stories = StoryDocuments(language, tokenizer.encode_ordinary, seed=f"train {seed}")
     batches = DocumentBatches(stories, 4, 256, eos_token_id=tokenizer.eos_token_id, seed=seed)
     config = TrainConfig(STEPS, max_lr=rate, min_lr=0.0, warmup_steps=8, weight_decay=0.0)
-    Trainer(model, batches, config, progress=False).train()
+    train(model, batches, config)
 
 
 def main() -> None:
@@ -86,7 +86,7 @@ def main() -> None:
             model = copy.deepcopy(base)
             if rank:
                 add_lora(model, rank, rank, seed=seed)
-            train(model, tokenizer, few, rate, seed)
+            train_on(model, tokenizer, few, rate, seed)
             found = [excess(model, tokenizer, few, "choose", 48)]
             found.append(excess(model, tokenizer, few, "test", 96))
             found.append(excess(model, tokenizer, many, "test", 48))

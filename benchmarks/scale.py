@@ -29,12 +29,11 @@ import torch.nn.functional as F
 
 from minillm.config import ModelConfig
 from minillm.deeper.training.documents import DocumentBatches, StoryDocuments, TextDocuments
-from minillm.deeper.training.trainer import Trainer
 from minillm.model import CausalLM
 from minillm.ngram import word_pieces
 from minillm.stories.grammar import Chain, Choice, Copy, Draw, Node, Table
 from minillm.stories.language import StoryLanguage
-from minillm.training import TrainConfig, pad_rows
+from minillm.training import TrainConfig, pad_rows, train
 
 ASSETS = Path(__file__).parents[1] / "assets"
 TABLE, LONG_RUN = ASSETS / "scale.csv", ASSETS / "scale-run.csv"
@@ -230,10 +229,9 @@ class Lab:
         config = TrainConfig(
             steps, rate, min_lr=0.0, warmup_steps=steps // 10, weight_decay=0.03, log_interval=steps
         )
-        trainer = Trainer(model, batches, config, progress=False)
-        trainer.train()
+        history = train(model, batches, config)
         point = {"width": width, "steps": steps, "rate": rate, "seed": seed, "stories": stories}
-        size = {"params": model.num_parameters(), "tokens": trainer.tokens}
+        size = {"params": model.num_parameters(), "tokens": history[-1]["tokens"]}
         return {**point, **size, **self.held_out.measure(model.eval())}
 
 
@@ -292,14 +290,13 @@ def run_long(lab: Lab) -> None:
     source = StoryDocuments(lab.language, encode, seed=0)
     kept = ["step", "tokens", "excess", *(f"bits_{kind}" for kind in KINDS)]
     kept += [f"right_{kind}" for kind in (*COPIES, "whole")]
-    Trainer(
+    train(
         make_model(160, 0, len(lab.words.spelling), end),
         DocumentBatches(source, 6, CONTEXT, eos_token_id=end),
         TrainConfig(900, 5e-3, 1e-4, 15, weight_decay=0.03, log_interval=100, eval_interval=100),
         validate=lab.held_out.measure,
         on_log=lambda record: add_line(LONG_RUN, {key: record[key] for key in kept}),
-        progress=False,
-    ).train()
+    )
 
 
 def main() -> None:

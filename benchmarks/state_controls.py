@@ -18,10 +18,9 @@ from minillm.beyond.state.mamba import Mamba2Mixer, causal_conv
 from minillm.bpe import BPETokenizer
 from minillm.config import ModelConfig
 from minillm.deeper.training.documents import DocumentBatches, StoryDocuments
-from minillm.deeper.training.trainer import Trainer
 from minillm.model import CausalLM
 from minillm.stories.language import StoryLanguage
-from minillm.training import TrainConfig, evaluate
+from minillm.training import TrainConfig, evaluate, train
 
 RATES = (1e-2, 3e-2, 6e-2)
 STATE = {"model_type": "mamba2", "num_hidden_layers": 3}
@@ -86,7 +85,7 @@ def main() -> None:
         documents = StoryDocuments(language, tokenizer.encode_ordinary, seed=seed)
         batches = DocumentBatches(documents, 4, 256, eos_token_id=end)
         settings = TrainConfig(steps, max_lr=rate, min_lr=rate / 100, warmup_steps=20)
-        Trainer(model, batches, settings, progress=False).train()
+        train(model, batches, settings)
         found = evaluate(model, tokenizer, held_out)
         print(f"  {kind:22} rate {rate:g}, seed {seed}: {found:.4f}", flush=True)
         return found

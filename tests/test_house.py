@@ -238,16 +238,14 @@ from minillm.generation import generate
 from minillm.model import CausalLM
 from minillm.bpe import BPETokenizer
 from minillm.bpe import GPT4_PATTERN
-from minillm.training import WindowBatches
-from minillm.deeper.training.trainer import Trainer
-from minillm.training import TrainConfig
+from minillm.training import TrainConfig, WindowBatches, train
 
 tokenizer = BPETokenizer({bytes([byte]): byte for byte in range(256)}, GPT4_PATTERN, {})
 ids = torch.tensor([tokenizer.encode("Once upon a time")])
 sizes = dict(hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2)
 model = CausalLM(ModelConfig(vocab_size=256, **sizes))
 assert generate(model, ids, max_new_tokens=3).shape == (1, 19)
-Trainer(model, WindowBatches(ids[0], 2, 8), TrainConfig(2, warmup_steps=0), progress=False)
+train(model, WindowBatches(ids[0], 2, 8), TrainConfig(2, warmup_steps=0))
 ours = [name for name, module in sys.modules.items() if name.partition(".")[0] == "minillm"
         and not module.__file__.endswith("__init__.py")]
 print(*sorted(ours))

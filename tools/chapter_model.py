@@ -64,7 +64,7 @@ def as_causal_lm(story_model: torch.nn.Module, eos_token_id: int) -> CausalLM:
 def make(folder: Path) -> float:
     """Train, write the folder, and return the held-out loss in bits per byte."""
     names = run_page()
-    story_model, tokenizer = names["trainer"].model, names["tokenizer"]
+    story_model, tokenizer = names["trained"], names["tokenizer"]
     model = as_causal_lm(story_model, tokenizer.eos_token_id)
     tokenizer.bos_token, tokenizer.add_bos = tokenizer.eos_token, True  # so each row began
     with torch.no_grad():

@@ -46,7 +46,7 @@ TESTS = {
         "training/test_data.py",
         "training/test_optim.py",
         "training/test_evaluation.py",
-        "training/test_trainer.py",
+        "training/test_train.py",
     ],
     "08": ["test_cache.py"],
     "09": ["test_sampling.py"],

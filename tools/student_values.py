@@ -140,9 +140,7 @@ def chapter_07(seed: int) -> Values:
     import torch
     from torch import nn
 
-    from minillm import training as loss
-    from minillm import training as optim
-    from minillm import training as trainer
+    from minillm import training as page
     from minillm.training import WindowBatches, get_batch
 
     generator = torch.Generator().manual_seed(seed)
@@ -150,15 +148,14 @@ def chapter_07(seed: int) -> Values:
 
     def train() -> list[float]:
         model = drawn(nn.Sequential(nn.Embedding(9, 4), nn.Linear(4, 9)), seed)
-        config = trainer.TrainConfig(6, warmup_steps=2, log_interval=1)
-        run = trainer.Trainer(model, WindowBatches(ids, 2, 8), config, progress=False)
-        return [record["loss"] for record in run.train()]
+        config = page.TrainConfig(6, warmup_steps=2, log_interval=1)
+        return [record["loss"] for record in page.train(model, WindowBatches(ids, 2, 8), config)]
 
     return {
-        "cross_entropy": lambda: loss.cross_entropy(heads(seed, 6)[0][0], ids[:12].view(2, 6) % 4),
-        "cosine_schedule": lambda: [optim.cosine_schedule(s, 1.0, 0.1, 3, 20) for s in range(20)],
+        "cross_entropy": lambda: page.cross_entropy(heads(seed, 6)[0][0], ids[:12].view(2, 6) % 4),
+        "cosine_schedule": lambda: [page.cosine_schedule(s, 1.0, 0.1, 3, 20) for s in range(20)],
         "get_batch": lambda: get_batch(ids, 2, 5, generator=torch.Generator().manual_seed(seed)),
-        "Trainer": train,
+        "train": train,
     }
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from minillm.support.files import read_json, write_json
 
 RUN_INFO = "run.json"
-# the settings of TrainConfig are compared with those in the checkpoint
+# the settings of RunConfig are compared with those in the checkpoint
 FIXED = (
     *("family", "hidden_size", "layers", "heads", "kv_heads", "intermediate_size"),
     *("context_length", "rope_theta", "init_from", "deck_cards", "exact_targets"),
