@@ -409,6 +409,7 @@ def train(
         for group in optimizer.param_groups:
             group["lr"] = rate
         optimizer.step()
+        optimizer.zero_grad()
         nats, targets, tokens = nats + loss, targets + count, tokens + count
         done = step + 1
         look = done % (config.eval_interval or config.steps) == 0 or done == config.steps
