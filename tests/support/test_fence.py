@@ -17,7 +17,7 @@ from minillm.bpe import BPETokenizer
 from minillm.deeper.tokenizer.chat_template import render_answers, render_chat
 from minillm.support import fence
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 TALK = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}]
 BYTES = {bytes([byte]): byte for byte in range(256)}
 

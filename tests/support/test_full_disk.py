@@ -11,7 +11,7 @@ import pytest
 from full_disk import WRITERS
 from training_runs import needs_unix
 
-SCRIPT = Path(__file__).with_name("full_disk.py")
+SCRIPT = Path(__file__).parents[1] / "full_disk.py"
 OWN_MOUNTS = ["unshare", "--user", "--map-root-user", "--mount"]
 
 

@@ -281,7 +281,7 @@ def test_a_balance_of_another_model_is_refused():
 
 WORKER = """
 import sys, torch, torch.distributed as dist
-sys.path.insert(0, sys.argv[3])
+sys.path[:0] = sys.argv[3], sys.argv[3] + "/../.."  # this folder, and tests/
 import test_experts
 from minillm.deeper.training.distributed import whole_tensors
 

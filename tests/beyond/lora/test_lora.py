@@ -440,7 +440,7 @@ def test_a_layer_that_a_notebook_defined_itself_is_found_too():
 @torch.no_grad()
 def test_the_shipped_adapter_knows_the_four_cards():
     """And peft's file format is all that it needs: the figures are those of the results."""
-    root = Path(__file__).parents[2]
+    root = Path(__file__).parents[3]
     base, tokenizer = from_pretrained(root / "assets/stories-en", dtype=torch.float32)
     assert len(load_adapter(base, root / "assets/lora-decks/adapter")) == 21
     grammar = (root / "minillm/stories/grammars/en.txt").read_text(encoding="utf-8")

@@ -195,7 +195,7 @@ def test_twelve_kills_change_nothing(tmp_path):
             sys.executable,
             "-c",
             textwrap.dedent(KILLED),
-            str(Path(__file__).parents[1]),
+            str(Path(__file__).parents[2]),
             str(tmp_path),
         ],
         capture_output=True,

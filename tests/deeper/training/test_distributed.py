@@ -376,6 +376,6 @@ def test_torchrun_on_gpus(tmp_path, kind):
     command = ["-m", "torch.distributed.run", "--nproc-per-node", number, "-m", "minillm", "train"]
     options = ["--output-dir", str(tmp_path), *OPTIONS, "--device", "cuda", "--parallel", kind]
     options += ["--batch-size", "16", "--precision", "bfloat16", "--compile"]
-    subprocess.run([sys.executable, *command, *options], check=True, cwd=Path(__file__).parents[2])
+    subprocess.run([sys.executable, *command, *options], check=True, cwd=Path(__file__).parents[3])
     losses = [r["loss"] for r in curve(tmp_path)]
     assert losses[-1] < losses[0]

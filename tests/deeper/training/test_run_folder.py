@@ -234,7 +234,7 @@ WORKER = """
 @contextlib.contextmanager
 def workers(count, *rounds):
     """Processes that begin a run, resume it, or lock its folder, when told so: (folder, how)."""
-    here = Path(__file__).parents[1]
+    here = Path(__file__).parents[2]
     found = [
         subprocess.Popen(
             [sys.executable, "-c", textwrap.dedent(WORKER), *map(str, sum(rounds, ()))],
