@@ -19,11 +19,11 @@ import regex
 
 from minillm.support.checks.kinds import check_one_of
 from minillm.support.checks.texts import (
-    check_one_row,
     check_text,
     check_texts,
     check_tokens,
     check_utf8,
+    ids_of,
     texts_of,
 )
 from minillm.support.checks.words import quoted
@@ -292,11 +292,13 @@ class BPETokenizer:
 
     def _find_special(self, text: str, allowed: Allowed | None) -> Iterator[re.Match[str]]:
         """The special and added tokens that `text` spells; if allowed is None, the added ones."""
+        if isinstance(allowed, str):
+            allowed = self.special_tokens if allowed == "all" else [allowed]
         for match in self.names.finditer(text) if self.names else ():
             if (name := match[0]) in self.special_tokens:
                 if allowed is None:
                     continue  # plain text, also where an added token lies inside it
-                if allowed != "all" and name not in allowed:
+                if name not in allowed:
                     raise ValueError(
                         f"the text spells the special token {quoted(name)}: allow it by "
                         "allowed_special, or call encode_ordinary to read it as plain text"
@@ -324,13 +326,11 @@ class BPETokenizer:
         return [self.ranks[part] for part in parts]
 
     def decode_bytes(self, ids: Iterable[int]) -> bytes:
-        """The bytes of `ids`, exactly. Raises: ValueError for an unknown id."""
-        ids = ids.tolist() if hasattr(ids, "tolist") else ids
-        try:
-            return b"".join(map(self._bytes.__getitem__, ids))
-        except (KeyError, TypeError) as error:
-            check_one_row(ids)
-            raise ValueError(f"no token has the id {error}; there are {len(self)} ids") from None
+        """The bytes of `ids`, exactly; an id that no token has adds none, as in transformers.
+
+        Raises: ValueError for what is no id.
+        """
+        return b"".join(self._bytes.get(i, b"") for i in ids_of(ids))
 
     def decode(
         self, ids: Iterable[int], *, errors: str = "replace", skip_special_tokens: bool = False
@@ -338,9 +338,7 @@ class BPETokenizer:
         """The text of `ids`; what is no UTF-8 becomes U+FFFD, or an error if errors="strict"."""
         if skip_special_tokens:
             left_out = {*self.special_tokens.values()}
-            ids = ids.tolist() if hasattr(ids, "tolist") else ids
-            check_one_row(ids)
-            ids = [i for i in ids if i not in left_out]
+            ids = [i for i in ids_of(ids) if i not in left_out]
         return self.decode_bytes(ids).decode("utf-8", errors)
 
     @classmethod

@@ -32,7 +32,7 @@ class StoppingCriteria:
     """
 
     def __init__(self, eos_token_id: int | Sequence[int] | None, config: ModelConfig) -> None:
-        if eos_token_id == FROM_CONFIG:
+        if eos_token_id is FROM_CONFIG:
             eos_token_id = config.eos_token_ids
         eos = end_ids(eos_token_id)
         if any(not 0 <= i < config.vocab_size for i in eos):

@@ -10,6 +10,8 @@ import math
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from numbers import Integral
+from operator import index
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -240,10 +242,11 @@ GREEDY = Sampler(temperature=0.0)
 
 
 def end_ids(eos_token_id: int | Iterable[int] | None) -> tuple[int, ...]:
-    """The tokens that end a text; a config or a caller names none, one or several."""
+    """The tokens that end a text; a config or a caller names none, one or several, or a tensor."""
     if eos_token_id is None:
         return ()
-    return (eos_token_id,) if isinstance(eos_token_id, int | Integral) else tuple(eos_token_id)
+    ids: Any = eos_token_id.tolist() if hasattr(eos_token_id, "tolist") else eos_token_id
+    return tuple(map(index, [ids] if isinstance(ids, int | Integral) else ids))
 
 
 def enforce_min_new_tokens(

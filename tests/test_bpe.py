@@ -16,6 +16,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizer_texts import END, NATURAL, trained
+from transformers import PreTrainedTokenizerFast
 
 from minillm.bpe import GPT2_PATTERN, GPT4_PATTERN, PATTERNS, BPETokenizer, Memo, merge_word
 from minillm.deeper.tokenizer import bulk
@@ -139,6 +140,21 @@ def test_special_tokens_need_permission(gpt4):
     assert gpt4.decode(gpt4.encode_ordinary(text)) == text
 
 
+def test_one_allowed_token_may_be_given_as_a_string(gpt4):
+    tokenizer = BPETokenizer(gpt4.ranks, gpt4.pattern, {END: 800, "<s>": 801})
+    text = f"a<s>b{END}"
+    assert tokenizer.encode("a<s>b", allowed_special="<s>") == tokenizer.encode(
+        "a<s>b", allowed_special=["<s>"]
+    )
+    assert tokenizer.encode_batch(["<s>"], allowed_special="<s>") == [[801]]
+    for allowed, refused in (("<s>", END), (END, "<s>"), ("x<s>y", "<s>"), ("", "<s>")):
+        with pytest.raises(ValueError, match=re.escape(f"the special token {refused!r}")):
+            tokenizer.encode(text, allowed_special=allowed)
+        with pytest.raises(ValueError, match=re.escape(f"the special token {refused!r}")):
+            tokenizer.encode_batch([text], allowed_special=allowed)
+    assert tokenizer.encode(text, allowed_special="all")[1::2] == [801, 800]
+
+
 def test_the_longest_special_token_wins_and_tiktoken_is_said_to_differ():
     ranks = {bytes([i]): i for i in range(256)}
     tokenizer = BPETokenizer(ranks, GPT4_PATTERN, {"<a>": 256, "<a><b>": 257, "<a><b><c>": 258})
@@ -231,10 +247,50 @@ def test_streaming_never_shows_half_a_character(gpt4):
     assert decoder.finish() == ""
 
 
-@pytest.mark.parametrize("bad", [99999, -1])
-def test_unknown_ids_are_errors(gpt4, bad):
-    with pytest.raises(ValueError, match=f"id {bad}"):
-        gpt4.decode([0, bad])
+def test_ids_without_a_token_are_left_out_as_in_transformers(gpt4):
+    tokenizer = BPETokenizer(gpt4.ranks, gpt4.pattern, {END: 800})  # ids 699 to 799 have none
+    theirs = PreTrainedTokenizerFast(tokenizer_object=to_hf(tokenizer))
+    the = tokenizer.encode("the cat")
+    for ids in ([*the, 750], [750, *the], [the[0], 750, 801, *the[1:], 2**40], [750], [799, 800]):
+        known = [i for i in ids if i <= 2**31]  # to the library a greater number is no id
+        assert tokenizer.decode(ids) == theirs.decode(known)
+        skipped = tokenizer.decode(ids, skip_special_tokens=True)
+        assert skipped == theirs.decode(known, skip_special_tokens=True)
+        assert tokenizer.decode_bytes(ids).decode() == theirs.decode(known)
+        for skip in (False, True):
+            decoder = tokenizer.decoder(skip_special_tokens=skip)
+            pieces = [decoder.push(i) for i in ids]
+            assert "".join(pieces) + decoder.finish() == (skipped if skip else theirs.decode(known))
+
+
+@pytest.mark.parametrize(
+    ("bad", "words"),
+    [([0, -1], "the id -1"), ([0, 1.0], "not .*1.0"), ("ab", "one text"), ([0, "a"], "'a'"),
+     ([[0, 1]], "each|one text"), (torch.tensor([[0, 1]]), "one text"),
+     (torch.tensor([0.0]), "whole numbers"), ([0, None], "None")],
+)  # fmt: skip
+@pytest.mark.parametrize("skip", [False, True])
+def test_what_is_no_id_is_an_error(gpt4, bad, words, skip):
+    with pytest.raises(ValueError, match=words):
+        gpt4.decode(bad, skip_special_tokens=skip)
+
+
+def test_ids_may_be_tensors_wherever_ids_are_taken(gpt4):
+    tokenizer = BPETokenizer(gpt4.ranks, gpt4.pattern, {END: 800})
+    theirs = PreTrainedTokenizerFast(tokenizer_object=to_hf(tokenizer))
+    ids = [*tokenizer.encode("the cat"), 800]
+    tensor, array = torch.tensor(ids), np.array(ids)
+    forms = [tensor, tensor.int(), array, [*tensor], [*array], (*tensor,), iter(tensor)]
+    for form in [*forms, (t[None] for t in tensor)]:
+        assert tokenizer.decode(form) == theirs.decode(ids)
+    for form in (tensor, [*tensor], array, [*array]):
+        skipped = tokenizer.decode(form, skip_special_tokens=True)
+        assert skipped == theirs.decode(form, skip_special_tokens=True) == "the cat"
+        assert tokenizer.decode_bytes(form) == b"the cat" + END.encode()
+        decoder = tokenizer.decoder(skip_special_tokens=True)
+        assert "".join(map(decoder.push, form)) == "the cat"
+        assert prune(tokenizer, form)[1] == prune(tokenizer, ids)[1]
+    assert tokenizer.decode(tensor[0]) == theirs.decode(tensor[0])  # one number alone
 
 
 def test_merges_make_the_ranks(tokenizer):
@@ -316,8 +372,7 @@ def test_special_tokens_are_skipped_and_added_ones_are_not(gpt4):
     tokenizer = BPETokenizer(gpt4.ranks, gpt4.pattern, {END: 800}, added_tokens={"<think>": 801})
     ids = tokenizer.encode(f"a<think>b{END}", allowed_special="all")
     assert tokenizer.decode(ids, skip_special_tokens=True) == "a<think>b"
-    with pytest.raises(ValueError, match="no token has the id 900"):
-        tokenizer.decode([800, 900], skip_special_tokens=True)
+    assert tokenizer.decode([800, 900], skip_special_tokens=True) == ""
 
 
 def test_pruning_keeps_the_tokens_of_the_domain(gpt4):

@@ -6,6 +6,7 @@ import io
 import shutil
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 from family_checkpoints import make, ragged
@@ -159,6 +160,42 @@ def test_a_row_that_has_ended_is_not_read_for_stop_strings(tokenizer):
     options = {"attention_mask": mask, "max_new_tokens": 12, "eos_token_id": free[1, -8].item()}
     found = generate(m, ids, stop="no such words", tokenizer=tokenizer, **options)
     assert torch.equal(found, generate(m, ids, **options)) and (found == vocab_size).any()
+
+
+def test_ids_without_a_token_do_not_hide_a_stop_string(tokenizer):
+    """A padded vocabulary: ids that no token has may stand between the parts of a stop string."""
+    unknown, word = tokenizer.vocab_size + 5, tokenizer.encode("the cat")
+    m = model(vocab_size=tokenizer.vocab_size + 20)
+    plan = [*(unknown,) * 3, word[0], *(unknown,) * 20, *word[1:], unknown, word[0]]
+    prompt = torch.tensor([tokenizer.encode("the")])
+
+    def planned():
+        ids = iter(plan)
+        return lambda logits, previous: torch.tensor([next(ids)])
+
+    options = {"max_new_tokens": len(plan), "stop": "the cat"}
+    found = generate(m, prompt, sampler=planned(), tokenizer=tokenizer, **options)
+    assert found[0, prompt.shape[1] :].tolist() == plan[:-2]
+    assert "".join(stream_text(m, tokenizer, prompt, sampler=planned(), **options)) == ""
+    del options["stop"]
+    pieces = stream_text(m, tokenizer, prompt, sampler=planned(), **options)
+    assert "".join(pieces) == tokenizer.decode(plan) == tokenizer.decode([*word, word[0]])
+
+
+def test_ends_and_stops_may_be_tensors():
+    m, prompt = model(), torch.tensor([[5, 7, 11]])
+    free = generate(m, prompt, max_new_tokens=20)[0]
+    end = free[8]
+    expected = generate(m, prompt, max_new_tokens=20, eos_token_id=int(end))
+    assert expected.shape[1] < free.numel()
+    for ends in (end, end[None], [end], (end, 298), np.array([int(end)]), np.int64(end)):
+        assert torch.equal(generate(m, prompt, max_new_tokens=20, eos_token_id=ends), expected)
+    expected = generate(m, prompt, max_new_tokens=20, stop=[free[8:10].tolist()])
+    assert expected.shape[1] < free.numel()
+    for stop in (free[None, 8:10], [free[8:10]], [[*free[8:10]]], [(int(free[8]), free[9])]):
+        assert torch.equal(generate(m, prompt, max_new_tokens=20, stop=stop), expected)
+    with pytest.raises(ValueError, match="stop takes strings or sequences of ids"):
+        generate(m, prompt, max_new_tokens=20, stop=free[8:10])
 
 
 def test_stop_sequences_of_ids():

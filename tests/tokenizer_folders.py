@@ -186,3 +186,34 @@ def write(folder: Path, name: str, **changes) -> Path:
         (folder / "tokenizer_config.json").write_text(json.dumps(config))
     (folder / "config.json").write_text(json.dumps({"model_type": model_type}))
     return folder
+
+
+def plain_byte_level(special=("<|endoftext|>",), normalizer=None) -> Tokenizer:
+    """A small one of a kind that our own class reads."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder, tokenizer.normalizer = decoders.ByteLevel(), normalizer
+    trainer = trainers.BpeTrainer(
+        vocab_size=400,
+        special_tokens=list(special),
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(["the cat sat on the mat, the hat of the cat"] * 3, trainer)
+    return tokenizer
+
+
+def metaspace() -> Tokenizer:
+    """A small one of a kind that only the library reads."""
+    tokenizer = Tokenizer(models.BPE(unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer.decoder = decoders.Metaspace()
+    trainer = trainers.BpeTrainer(
+        vocab_size=300, special_tokens=["<unk>", "<|endoftext|>"], show_progress=False
+    )
+    texts = [*[*NATURAL.values()][:2], "<tool><a><b></s><pad><mask><img><x y>tool"]
+    tokenizer.train_from_iterator(texts, trainer)
+    return tokenizer
+
+
+SMALL = {"native": plain_byte_level, "wrapped": metaspace}

@@ -56,12 +56,14 @@ def sampler(a: argparse.Namespace) -> Any:
 
 def open_model(a: argparse.Namespace) -> tuple[Any, Any]:
     """Model and tokenizer of the folder or of the GGUF file."""
-    from minillm.deeper.pretrained.load import from_pretrained
+    from minillm.deeper.pretrained.folder import local_place
+    from minillm.deeper.pretrained.load import load_model, tokenizer_of
 
     if not a.folder.exists():
         kind = "file" if a.folder.suffix == ".gguf" else "folder"
         raise FileNotFoundError(f"there is no {kind} {a.folder}")
-    model, tokenizer = from_pretrained(a.folder, dtype=a.dtype, device=device(a))
+    place = local_place(a.folder)
+    model, tokenizer = load_model(place, dtype=a.dtype, device=device(a)), tokenizer_of(place)
     if tokenizer is None:
         raise ValueError(f"{a.folder} has no tokenizer")
     return model, tokenizer
@@ -115,11 +117,7 @@ def known_only(sampler: Any, tokenizer: Any, vocab_size: int) -> Any:
     """A sampler that draws no id without a token, as published models with padded rows have."""
     unknown = []
     if len(tokenizer) < vocab_size:
-        for i in range(vocab_size):
-            try:
-                tokenizer.decode_bytes([i])
-            except ValueError:
-                unknown.append(i)
+        unknown = [i for i in range(vocab_size) if not tokenizer.decode_bytes([i])]
     if not unknown:
         return sampler
 

@@ -33,11 +33,13 @@ def chat(a: argparse.Namespace) -> None:
     import torch
 
     from minillm.deeper.generation.conversation import Conversation
-    from minillm.deeper.pretrained.load import from_pretrained
+    from minillm.deeper.pretrained.folder import local_place
+    from minillm.deeper.pretrained.load import load_model, tokenizer_of
 
     drawn_by, place = sampler(a), device(a)
     dtype = a.dtype or ("float32" if place.type == "cpu" else None)
-    model, tokenizer = from_pretrained(a.model, dtype=dtype, device=place)
+    files = local_place(a.model)
+    model, tokenizer = load_model(files, dtype=dtype, device=place), tokenizer_of(files)
     if not a.plain and place.type == "cpu" and model.lm_head.weight.dtype == torch.float32:
         with suppress(ValueError):  # a family that cannot be packed
             model = model.packed()

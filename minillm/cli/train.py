@@ -183,11 +183,11 @@ def _model(a: argparse.Namespace, tokenizer: Any) -> Any:
     """
     import torch
 
-    from minillm.deeper.pretrained.load import from_pretrained
+    from minillm.deeper.pretrained.load import load_model
     from minillm.model import CausalLM
 
     if a.init_from is not None:
-        return from_pretrained(a.init_from, dtype=torch.float32)[0]
+        return load_model(a.init_from, dtype=torch.float32)
     config = _model_config(a, tokenizer)
     try:
         return CausalLM(config, seed=a.seed)

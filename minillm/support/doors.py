@@ -40,10 +40,10 @@ class Doors(nn.Module):
 
     @classmethod
     def from_pretrained(cls, name: str | os.PathLike[str], **options: Any) -> Self:
-        """The model of `minillm.from_pretrained`, without its tokenizer; its options."""
-        from minillm.deeper.pretrained.load import from_pretrained
+        """The model of `minillm.from_pretrained`, its tokenizer not opened; its options."""
+        from minillm.deeper.pretrained.load import load_model
 
-        return from_pretrained(name, **options)[0]  # type: ignore[return-value]
+        return load_model(name, **options)  # type: ignore[return-value]
 
     def save_pretrained(self, folder: str | os.PathLike[str], tokenizer: Any = None) -> None:
         """Write config, weights and tokenizer, as `minillm.save_pretrained`."""

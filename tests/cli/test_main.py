@@ -759,5 +759,4 @@ def test_ids_without_a_token_are_never_drawn(trained, tmp_path, capsys):
     how = {"sampler": sampler, "max_new_tokens": 30, "count": 3}
     assert all(sample_texts(padded, tokenizer, begin, **how))
     rows = generate(padded, torch.tensor([begin]), max_new_tokens=3)
-    with pytest.raises(ValueError, match="no token has the id"):
-        tokenizer.decode(rows[0].tolist())
+    assert not tokenizer.decode_bytes(rows[0, len(begin) :])

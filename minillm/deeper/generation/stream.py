@@ -18,7 +18,7 @@ from minillm.generation import FROM_CONFIG, StoppingCriteria, decode_loop
 from minillm.model import CausalLM
 from minillm.sampling import GREEDY
 from minillm.support.checks.model import check_model, check_prompt
-from minillm.support.checks.texts import check_tokenizer, check_utf8
+from minillm.support.checks.texts import check_tokenizer, check_utf8, ids_of
 from minillm.support.checks.words import our_words
 from minillm.support.modes import open_cache
 
@@ -39,19 +39,19 @@ class StopStrings(StoppingCriteria):
         config: ModelConfig,
     ) -> None:
         super().__init__(eos_token_id, config)
-        stops = [stop] if isinstance(stop, str) else list(stop or ())
-        if any(isinstance(s, Integral) for s in stops):
+        stops = [stop] if isinstance(stop, str) else list(() if stop is None else stop)
+        if any(isinstance(s, Integral) or getattr(s, "ndim", 1) == 0 for s in stops):
             raise ValueError(f"stop takes strings or sequences of ids, as in [{stops}]")
         self.strings = [s for s in stops if isinstance(s, str)]
         for string in self.strings:
             check_utf8("a stop string", string)
         self.bytes = [s.encode() for s in self.strings]
-        self.sequences = [list(s) for s in stops if not isinstance(s, str)]
+        self.sequences = [ids_of(s) for s in stops if not isinstance(s, str)]
         wanted = [i for s in self.sequences for i in s if not 0 <= i < config.vocab_size]
         if wanted:
             raise ValueError(f"stop asks for ids {wanted}, but ids are 0..{config.vocab_size - 1}")
         self.tokenizer, self.any = tokenizer, bool(self.eos or stops)
-        if not all(stops):
+        if not all((*self.strings, *self.sequences)):
             raise ValueError(f"a stop must not be empty: {stops}")
         if self.strings and tokenizer is None:
             raise ValueError(f"stop strings {self.strings} need a tokenizer")
@@ -61,8 +61,12 @@ class StopStrings(StoppingCriteria):
             return True
         if not self.strings:
             return False
-        # A token is a byte or more: only so many can hold a stop string that ends in the last one.
-        tail = self.tokenizer.decode_bytes(new_ids[-max(map(len, self.bytes)) :])
+        # Most tokens are a byte or more: so many hold what a stop string that ends here may need.
+        needed = count = max(map(len, self.bytes))
+        tail = self.tokenizer.decode_bytes(new_ids[-count:])
+        while len(tail) < needed and count < len(new_ids):  # an id without a token is no byte
+            count *= 2
+            tail = self.tokenizer.decode_bytes(new_ids[-count:])
         return any(s in tail for s in self.bytes)
 
 

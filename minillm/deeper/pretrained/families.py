@@ -120,6 +120,7 @@ def read_config(data: Mapping[str, Any]) -> dict[str, Any]:
         return {key: value for key, value in data.items() if key in known}
     strange = _check_computed(data, family)
     found = _spelled(data, family, config, strange)
+    _pass_over_outside(found)
     for key, value in found.items():
         if kind := {**_KINDS, **config.kinds}.get(key):
             check_kind(family.spelling.get(key, key), value, kind)
@@ -132,8 +133,6 @@ def read_config(data: Mapping[str, Any]) -> dict[str, Any]:
     if config.positions == "rotary":
         _read_rope(found, data, family)
     _read_window(found, family)
-    if found.get("pad_token_id") == -1:
-        del found["pad_token_id"]  # early files of Llama's say so
     foreign = {*family.unwritten.split(), *([] if family.windowed else ["sliding_window"])}
     passed = {}
     if config.positions != "none":  # a state's sizes have names that attention's have elsewhere
@@ -172,6 +171,24 @@ def _spelled(
 def _matters(config: type[ModelConfig], key: str, value: Any) -> bool:
     """Whether a key that is passed over says something else than what is done anyway."""
     return value != config.habits.get(key, False)
+
+
+def _pass_over_outside(found: dict[str, Any]) -> None:
+    """Take out ids of special tokens that no vocabulary of this size has, with a warning."""
+    size = found.get("vocab_size")
+    for key in ("bos_token_id", "eos_token_id", "pad_token_id"):
+        listed = isinstance(found.get(key), list | tuple)
+        ids = found.get(key, ()) if listed else [found.get(key)]
+        left = [i for i in ids if type(i) is not int or type(size) is not int or 0 <= i < size]
+        if len(left) == len(ids):
+            continue
+        if (key, found[key]) != ("pad_token_id", -1):  # early files of Llama's say so
+            what = f"{key} {found[key]} is outside a vocabulary of {size}, and passed over"
+            warnings.warn(what, stacklevel=4)
+        if left:
+            found[key] = left
+        else:
+            del found[key]
 
 
 def _warn_of(strange: set[str]) -> None:

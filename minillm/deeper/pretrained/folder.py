@@ -22,6 +22,7 @@ from torch.overrides import TorchFunctionMode
 from minillm.deeper.pretrained.changes import check_unchanged
 from minillm.deeper.pretrained.families import check_value
 from minillm.deeper.pretrained.weights import DTYPES
+from minillm.deeper.tokenizer.beside import TOKENIZER_FILES
 from minillm.model import Decoder, make_part
 from minillm.support.files import (
     MOST_BYTES,
@@ -40,21 +41,14 @@ FILES = [
     "generation_config.json",
     "model*.safetensors",
     "model.safetensors.index.json",
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "chat_template.jinja",
+    *TOKENIZER_FILES,
 ]
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 
-# What a model is read from, as names or patterns, and what its tokenizer: a saved one replaces all.
+# What a model is read from, as names or patterns: a saved one replaces all.
 SHARDS = f"model-{'[0-9]' * 5}-of-{'[0-9]' * 5}.safetensors"
 MODEL_FILES = [WEIGHTS, INDEX, SHARDS, "generation_config.json"]
-TOKENIZER_FILES = """
-    tokenizer.json tokenizer_config.json chat_template.jinja special_tokens_map.json
-    added_tokens.json
-""".split()
-
 LOST = "read back from files, the model would be another one"
 
 _MOST_LAYERS = 1024  # published models have up to 126; each takes a moment, however small it is
@@ -319,7 +313,9 @@ def _generation(folder: Path) -> dict[str, Any] | None:
         return None
     data = read_json(path)
     try:
-        check_value("eos_token_id", data.get("eos_token_id"))
+        ends = data.get("eos_token_id")
+        if not (type(ends) is int and ends < 0):  # passed over, as any outside the vocabulary
+            check_value("eos_token_id", ends)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
     return data

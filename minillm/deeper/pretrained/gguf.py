@@ -332,11 +332,21 @@ _SUPPORTED: dict[str, Any] = {
     "tensor_data_layout": "Meta AI original pth",  # q and k as `read_weights` expects them
 }
 
-# The config's ids, and the keys of the tokenizer that give them.
-_IDS = {
-    "bos_token_id": ("bos_token_id",),
-    "eos_token_id": ("eos_token_id", "eot_token_id"),  # the end of a text, of a turn
-    "pad_token_id": ("padding_token_id",),
+# What ends a text in llama.cpp: the end of a text, of a turn, of a message, if a key names one,
+_END_KEYS = ("eos", "eot", "eom")
+
+# what fills, begins a repository or parts files in code: by its key, or else by one of these names,
+_FILE_ENDS = {
+    "fim_pad": "<|fim_pad|> <fim-pad> <fim_pad> <PAD> [PAD]".split(),
+    "fim_rep": "<|fim_repo|> <|repo_name|> <fim-repo> <REPO> <reponame>".split(),
+    "fim_sep": ["<|file_sep|>"],
+}
+
+# and in any case the tokens of these names.
+_END_NAMES = {
+    *"<|eot_id|> <|im_end|> <|end|> <|return|> <|call|> <|flush|> <|calls|> <end_of_turn>".split(),
+    *"<|endoftext|> </s> <|eom_id|> <EOT> _<EOT> [EOT] [EOS] <|end_of_text|>".split(),
+    *"<end_of_utterance> <eos> <turn|> <|tool_response> <｜end▁of▁sentence｜> [e~[".split(),
 }
 
 
@@ -360,12 +370,9 @@ def read_config(header: Header) -> ModelConfig:
         header.fail(f"it lacks {', '.join(missing)}")
     found = {new: ours.pop(old) for old, new in (_SIZES | _OPTIONAL).items() if old in ours}
     found |= _found_in_tensors(header)
-    for key, places in _IDS.items():
-        ids = [i for k in places if (i := keys.get(f"tokenizer.ggml.{k}")) is not None]
-        if not all(type(i) is int for i in ids):
-            header.fail(f"tokenizer.ggml.{places[0]} must be the id of a token, not {ids[0]!r:.40}")
-        if ids:
-            found[key] = ids[0] if len({*ids}) == 1 else tuple(ids)
+    found["bos_token_id"], found["pad_token_id"] = _id_of(header, "bos"), _id_of(header, "padding")
+    if ends := _ends(header):
+        found["eos_token_id"] = ends[0] if len(ends) == 1 else tuple(ends)
     try:
         config = ModelConfig(model_type=_ARCHITECTURES[name], **found)
         config = _with_scaling(header, config)
@@ -381,6 +388,42 @@ def read_config(header: Header) -> ModelConfig:
     if strange := sorted(ours.keys() - harmless):
         header.fail(f"{name}.{strange[0]:.80} = {ours[strange[0]]!r:.60} is not supported")
     return config
+
+
+def _id_of(header: Header, name: str) -> int | None:
+    """The id that the key of that name gives; with a warning none if there is no such token."""
+    key, rows = f"tokenizer.ggml.{name}_token_id", header.tensors["token_embd.weight"].shape[0]
+    found = header.keys.get(key)
+    if found is not None and type(found) is not int:
+        header.fail(f"{key} must be the id of a token, not {found!r:.40}")
+    if found is None or 0 <= found < rows:
+        return found
+    what = f"{header.path}: {key} {found} is passed over, being outside a vocabulary of {rows}"
+    warnings.warn(what, stacklevel=5)
+    return None
+
+
+def _ends(header: Header) -> list[int]:
+    """The ids that end a text: those of keys first, then those that llama.cpp knows by their names.
+
+    Source: llama.cpp's src/llama-vocab.cpp, `special_eog_ids` of `llama_vocab::impl::load`.
+    """
+    tokens = header.keys.get("tokenizer.ggml.tokens")
+    known = {*_END_NAMES}.union(*_FILE_ENDS.values())
+    listed = enumerate(tokens if isinstance(tokens, list | Values) else ())
+    ids = {token: i for i, token in listed if isinstance(token, str) and token in known}
+    ends = [_id_of(header, name) for name in _END_KEYS]
+    for key, names in _FILE_ENDS.items():
+        by_key = _id_of(header, key)
+        ends += map(ids.get, names) if by_key is None else [by_key]
+    ends += sorted(i for name, i in ids.items() if name in _END_NAMES)
+    used = {name for name, i in ids.items() if i in ends}
+    calls = used & {"<|call|>", "<|calls|>"}
+    if calls and used & {"<|return|>", "<|flush|>"}:  # there "<|end|>" ends a part of an answer
+        ends = [i for i in ends if i != ids.get("<|end|>")]
+    if "<|tool_response>" in used:
+        ends = [i for i in ends if i != ids.get("</s>")]
+    return [*dict.fromkeys(i for i in ends if i is not None)]
 
 
 def _found_in_tensors(header: Header) -> dict[str, Any]:
@@ -546,14 +589,16 @@ def _tokenizer(ours: Mapping[str, Any], cut: str) -> BPETokenizer:
     named: dict[str, str] = {}
     for name in ("bos", "eos", "padding"):
         i = ours.get(f"{name}_token_id")
-        if i is not None:
-            if type(i) is not int or not 0 <= i < len(tokens):
-                raise ValueError(f"tokenizer.ggml.{name}_token_id is {i!r:.40}, no token")
+        if i is not None and type(i) is not int:
+            raise ValueError(f"tokenizer.ggml.{name}_token_id is {i!r:.40}, no token")
+        if i is not None and 0 <= i < len(tokens):  # else passed over, as `read_config` tells
             named[name] = tokens[i]
     plain: dict[str, int] = {}
     special: dict[str, int] = {}
     added: dict[str, int] = {}
     for i, (token, kind) in enumerate(zip(tokens, kinds, strict=True)):
+        if kind == _USER_DEFINED and token in _END_NAMES:
+            kind = _CONTROL  # as llama.cpp has it: no text may end by spelling such a token
         if kind in (_CONTROL, _UNKNOWN) or token in named.values():
             home = special
         elif kind in (_NORMAL, _USER_DEFINED):

@@ -12,6 +12,7 @@ import shutil
 import tempfile
 import warnings
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,6 @@ from torch import Tensor
 
 from minillm.config import ModelConfig
 from minillm.deeper.pretrained.folder import (
-    TOKENIZER_FILES,
     WEIGHTS,
     Layout,
     fill,
@@ -34,7 +34,8 @@ from minillm.deeper.pretrained.folder import (
     write_folder,
 )
 from minillm.deeper.pretrained.weights import read_weights, write_weights
-from minillm.deeper.tokenizer.wrapped import load_tokenizer
+from minillm.deeper.tokenizer.beside import TOKENIZER_FILES
+from minillm.deeper.tokenizer.wrapped import load_tokenizer, warn_of_unread
 from minillm.layers import ACTIVATIONS
 from minillm.model import CausalLM
 from minillm.support.checks.model import check_model
@@ -51,7 +52,10 @@ def from_pretrained(
     device: torch.device | str | None = None,
     revision: str | None = None,
 ) -> tuple[CausalLM, Any]:
-    """The model and the tokenizer, None if there is none, of a folder, a GGUF file or a repository.
+    """The model and the tokenizer of a folder, a GGUF file or a repository.
+
+    The tokenizer is None if there is none, and also, with a warning that says why, if it cannot be
+    read.
 
         model, tokenizer = from_pretrained("runs/first", dtype="float32")
         ids = model.generate(torch.tensor([tokenizer.encode("The")]), max_new_tokens=20)
@@ -67,20 +71,66 @@ def from_pretrained(
         family is unknown; FileNotFoundError if there is no such folder and no hub to ask.
     """
     wanted, place = read_dtype(dtype), local_place(name, revision)
+    model = _model_at(place, wanted, device)
+    try:
+        tokenizer = tokenizer_of(place)
+    except (ValueError, ImportError, OSError) as error:
+        warnings.warn(f"the model comes without a tokenizer: {error}", stacklevel=3)
+        return model, None
+    if tokenizer is None and place.is_dir() and not Path(name).exists():
+        warn_of_unread(name, _names_at_the_hub(name, revision))
+    return model, tokenizer
+
+
+@our_words
+def load_model(
+    name: str | os.PathLike[str],
+    *,
+    dtype: torch.dtype | str | None = None,
+    device: torch.device | str | None = None,
+    revision: str | None = None,
+) -> CausalLM:
+    """The model alone, as `from_pretrained` reads it; no tokenizer is opened, whatever it is."""
+    wanted, place = read_dtype(dtype), local_place(name, revision)
+    return _model_at(place, wanted, device)
+
+
+def _model_at(
+    place: Path, wanted: torch.dtype | None, device: torch.device | str | None
+) -> CausalLM:
     if place.is_file():
         return _from_gguf(place, wanted, device)
     if found := _checkpoint(place):
-        tokenizer = _load_tokenizer(place.parent if found == place else place)
-        return _from_checkpoint(found, wanted, device), tokenizer
+        return _from_checkpoint(found, wanted, device)
     if resolve(place / "adapter_config.json").exists() and not (place / "config.json").exists():
         road = f"load_adapter(model, {str(place)!r}) puts it onto its model"
         raise FileNotFoundError(f"{place} has no config.json, it holds an adapter: {road}")
-    return read_folder(LAYOUT, place, dtype=wanted, device=device), _load_tokenizer(place)
+    return read_folder(LAYOUT, place, dtype=wanted, device=device)
+
+
+def tokenizer_of(place: Path) -> Any:
+    """The tokenizer of what `local_place` has found, None if there is none.
+
+    Raises: ValueError if it is damaged or of a kind that we do not read; ImportError for a library.
+    """
+    if place.is_file():
+        from minillm.deeper.pretrained import gguf
+
+        return gguf.read_tokenizer(gguf.read_header(place))
+    return _load_tokenizer(place.parent if _checkpoint(place) == place else place)
+
+
+def _names_at_the_hub(name: Any, revision: str | None) -> list[str]:
+    with suppress(ImportError, OSError, ValueError):
+        from huggingface_hub import list_repo_files
+
+        return list_repo_files(name, revision=revision)
+    return []
 
 
 def _from_gguf(
     path: Path, wanted: torch.dtype | None, device: torch.device | str | None
-) -> tuple[CausalLM, Any]:
+) -> CausalLM:
     from minillm.deeper.pretrained import gguf
 
     header = gguf.read_header(path)
@@ -91,8 +141,7 @@ def _from_gguf(
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
     model = fitting_model(LAYOUT, config, shapes, path)
-    tokenizer = gguf.read_tokenizer(header)
-    return fill(model, gguf.read_weights(header, config), wanted, device), tokenizer
+    return fill(model, gguf.read_weights(header, config), wanted, device)
 
 
 def _checkpoint(folder: Path) -> Path | None:

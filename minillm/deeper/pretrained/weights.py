@@ -90,8 +90,8 @@ def read_weights(tensors: Mapping[str, Tensor], config: ModelConfig) -> dict[str
     check_apart(read)
     _join_experts(found, config)
     if config.tie_word_embeddings and "lm_head.weight" in found:
-        embedding = found.get("model.embed_tokens.weight")
-        if embedding is not None and not torch.equal(embedding, found.pop("lm_head.weight")):
+        head = found.pop("lm_head.weight")  # alone in some files: save_model keeps one name of two
+        if not torch.equal(found.setdefault("model.embed_tokens.weight", head), head):
             raise ValueError("tie_word_embeddings, but lm_head.weight differs from the embedding")
     # pieces and turned matrices lie in another one's memory, where fused optimizers would write
     return {name: tensor.contiguous() for name, tensor in found.items()}

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Literal
 import regex
 
 from minillm.bpe import PreTokenizer
+from minillm.support.checks.texts import ids_of
 from minillm.support.checks.words import quoted
 
 __all__ = ["KEEP", "StreamDecoder", "blocks", "chunks_of", "encode_iterable", "pad"]
@@ -107,7 +108,7 @@ class StreamDecoder:
 
     def push(self, token_id: int) -> str:
         """The characters that `token_id` completes; often none."""
-        ids = [] if token_id in self._skip else [token_id]
+        ids = [i for i in ids_of([token_id]) if i not in self._skip]
         return self._decoder.decode(self._decode_bytes(ids))
 
     def finish(self) -> str:

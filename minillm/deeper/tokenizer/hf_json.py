@@ -19,6 +19,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from minillm.bpe import BEGIN_TOKENS, END_TOKENS, GPT2_PATTERN, PATTERNS, merge_word
+from minillm.deeper.tokenizer.beside import (
+    ROLES,
+    TOKENIZER_FILES,
+    class_of,
+    config_of,
+    from_merges,
+    named_tokens,
+    numbered,
+    spelling,
+    tokens_to_add,
+)
 from minillm.deeper.tokenizer.chat_template import choose_template
 from minillm.deeper.tokenizer.merges import bytes_to_unicode
 from minillm.deeper.tokenizer.oniguruma import read_alike
@@ -38,7 +49,6 @@ __all__ = [
     "arguments",
     "check_fields",
     "check_merges",
-    "config_of",
     "digest",
     "load",
     "no_collection",
@@ -51,6 +61,7 @@ __all__ = [
     "to_hf",
     "to_json",
     "to_tiktoken",
+    "tokenizer_config",
     "unspell",
 ]
 
@@ -207,18 +218,24 @@ def digest(content: Mapping[str, Any]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def arguments(content: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of `BPETokenizer` that the content of a `tokenizer.json` asks for."""
+def arguments(content: Mapping[str, Any], more: Sequence[Any] = ()) -> dict[str, Any]:
+    """The arguments of `BPETokenizer` that the content of a `tokenizer.json` asks for.
+
+    `more` are the tokens that the files beside it add.
+    """
     model = content["model"]
     if DIGEST in model and model[DIGEST] != digest(content):
         raise ValueError(f"edited since it was saved (if on purpose, remove {DIGEST!r})")
-    _refuse_unknown(content, model)
+    vocab = model["vocab"]
+    added = numbered([*(content.get("added_tokens") or ()), *more], vocab)
+    _refuse_unknown({**content, "added_tokens": added}, model)
     named: dict[bool, dict[str, int]] = {True: {}, False: {}}  # special or merely added -> ids
-    for token in content.get("added_tokens") or ():
+    for token in added:
         named[token.get("special", True)][token["content"]] = token["id"]
     ids = named[True] | named[False]
-    vocab = model["vocab"]
     if doubly := [name for name, i in ids.items() if vocab.get(name) == i]:
+        if letters := [name for name in doubly if len(name) == 1]:  # other words need it, too
+            raise ValueError(f"the letter {quoted(letters[0])} is an added token: not supported")
         vocab = {**vocab}
         for name in doubly:
             del vocab[name]
@@ -265,6 +282,28 @@ def _refuse_unknown(content: Mapping[str, Any], model: Mapping[str, Any]) -> Non
                 raise ValueError(
                     f"added token {quoted(token['content'])} with {flag} is not supported"
                 )
+    _refuse_overlap(content.get("added_tokens") or ())
+
+
+def _refuse_overlap(tokens: Sequence[Mapping[str, Any]]) -> None:
+    """Raise ValueError if a normalized token may share letters of a text with one that is not.
+
+    The library finds those that are not normalized first, whatever begins further left.
+    """
+    names: dict[bool, list[str]] = {True: [], False: []}
+    for token in tokens:
+        names[bool(token.get("normalized"))].append(token["content"])
+    first, later = names[False], names[True]
+    begins = {name[:n] for name in first for n in range(1, len(name) + 1)} if later else set()
+    ends = {name[-n:] for name in first for n in range(1, len(name) + 1)} if later else set()
+    together = "\0".join(first)
+    for name in later:
+        shared = any(name[:n] in ends or name[-n:] in begins for n in range(1, len(name) + 1))
+        if shared or name in together or any(other in name for other in first):
+            raise ValueError(
+                f"added token {quoted(name)} is normalized and overlaps one that is not: "
+                "not supported"
+            )
 
 
 def _pattern(pre_tokenizer: Mapping[str, Any] | None, *, ours: bool = False) -> str | list[str]:
@@ -395,12 +434,10 @@ if TYPE_CHECKING:
 
 NAMES = ("bos_token", "eos_token", "pad_token")
 
-_ALL_NAMES = (*NAMES, "unk_token", "sep_token", "cls_token", "mask_token")  # a template sees these
-
 _TEMPLATE = "chat_template.jinja"
 
 
-def config_of(tokenizer: Any) -> dict[str, Any]:
+def tokenizer_config(tokenizer: Any) -> dict[str, Any]:
     """What `tokenizer_config.json` says of a tokenizer of either class.
 
     Of one that was loaded, a token that the files did not name is guessed again by the next reader.
@@ -427,8 +464,11 @@ def save(tokenizer: "BPETokenizer", directory: Path) -> None:
 
     Raises: ValueError as `to_json`, before anything is written.
     """
-    files = {"tokenizer_config.json": config_of(tokenizer), "tokenizer.json": to_json(tokenizer)}
-    with transaction(directory, remove=(_TEMPLATE,)) as staging:  # an older one would be read
+    files = {
+        "tokenizer_config.json": tokenizer_config(tokenizer),
+        "tokenizer.json": to_json(tokenizer),
+    }
+    with transaction(directory, remove=TOKENIZER_FILES) as staging:  # older ones would be read
         for name, content in files.items():
             text = json.dumps(content, ensure_ascii=False, indent=1)
             (staging / name).write_text(text, encoding="utf-8")
@@ -495,8 +535,8 @@ TOKENIZER_FIELDS: dict[str, Kind] = {
 }
 
 CONFIG_FIELDS: dict[str, Kind] = {
-    **dict.fromkeys(_ALL_NAMES, _TOKEN),
-    **{f"{name}.content": TEXT for name in _ALL_NAMES},
+    **dict.fromkeys(ROLES, _TOKEN),
+    **{f"{name}.content": TEXT for name in ROLES},
     "chat_template": any_of(TEXT, _LIST, NULL),
     "chat_template.*": _OBJECT,
     **dict.fromkeys(("chat_template.*.name", "chat_template.*.template"), TEXT),
@@ -509,6 +549,8 @@ CONFIG_FIELDS: dict[str, Kind] = {
             (f"{name}.*.content", TEXT),
         )
     },
+    "added_tokens_decoder": any_of(_OBJECT, NULL),
+    "added_tokens_decoder.*": _OBJECT,
 }
 
 
@@ -572,13 +614,14 @@ def no_collection() -> Iterator[None]:
 
 
 def read_tokenizer(path: Path) -> dict[str, Any]:
-    """What a `tokenizer.json` holds, of any kind.
+    """What a `tokenizer.json` holds, of any kind, or vocab.json and merges.txt in its place.
 
     Raises: ValueError naming the file and the place if it is damaged or contradicts itself.
     """
     with suppress(OSError):  # a folder that cannot be written is read as it is
         recover(path.parent)  # from a save that was interrupted
-    content = read_json(path)
+    kind = class_of(path.parent)
+    content = read_json(path) if kind is None else from_merges(path.parent, kind)
     try:
         check_fields(content, TOKENIZER_FIELDS)
         _check_ids(content)
@@ -589,19 +632,21 @@ def read_tokenizer(path: Path) -> dict[str, Any]:
     return content
 
 
-def read_config(folder: Path) -> dict[str, Any]:
+def read_config(folder: Path, content: Mapping[str, Any]) -> dict[str, Any]:
     """The named tokens and the chat template that lie beside a `tokenizer.json`, None if missing.
 
-    Under "special" are further tokens that are to be special.
+    Under "more" are the tokens that are added to its content, under "special" those of all that
+    are to be special beside the named ones.
     Raises: ValueError naming the file if one is damaged.
     """
     path, template = folder / "tokenizer_config.json", folder / _TEMPLATE
-    config = read_json(path) if path.exists() else {}
+    config = config_of(folder)
     try:
         check_fields(config, CONFIG_FIELDS)
-        named = {name: _content(config.get(name)) for name in _ALL_NAMES}
-        found = {name: named[name] for name in NAMES}
-        found["named_tokens"] = {name: token for name, token in named.items() if token is not None}
+        roles, further = named_tokens(folder, config)
+        named = {name: spelling(token) for name, token in roles.items()}
+        found: dict[str, Any] = {name: named.get(name) for name in NAMES}
+        found |= {"named_tokens": named, "more": tokens_to_add(folder, config, content)}
         if not template.exists():
             found["chat_template"] = choose_template(config.get("chat_template"))
     except (ValueError, KeyError) as error:
@@ -611,9 +656,8 @@ def read_config(folder: Path) -> dict[str, Any]:
             found["chat_template"] = template.read_text(encoding="utf-8")
         except UnicodeDecodeError as error:
             raise ValueError(f"{template}: {error}") from None
-    more = config.get("additional_special_tokens") or config.get("extra_special_tokens") or ()
-    more = more.values() if isinstance(more, dict) else more
-    return {**found, "special": [*map(_content, more)]}
+    own = [t["content"] for t in content.get("added_tokens") or () if t.get("special")]
+    return {**found, "special": [*own, *map(spelling, further)]}
 
 
 def load(path: Path) -> dict[str, Any]:
@@ -623,9 +667,10 @@ def load(path: Path) -> dict[str, Any]:
     """
     path = path / "tokenizer.json" if path.is_dir() else path
     with no_collection():
-        content, config = read_tokenizer(path), read_config(path.parent)
+        content = read_tokenizer(path)
+        config = read_config(path.parent, content)
         try:
-            found = arguments(content)
+            found = arguments(content, config.pop("more"))
         except ValueError as error:
             raise ValueError(f"{path}: {error}") from None
         except (KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
@@ -640,11 +685,6 @@ def load(path: Path) -> dict[str, Any]:
         if name in found["added_tokens"]:
             found["special_tokens"][name] = found["added_tokens"].pop(name)
     return found
-
-
-def _content(token: Any) -> Any:
-    """The spelling of a token that a config gives as a string or with its flags."""
-    return token["content"] if isinstance(token, dict) else token
 
 
 if TYPE_CHECKING:

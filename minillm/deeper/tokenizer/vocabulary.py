@@ -6,6 +6,7 @@ Explained in notebooks/deeper/02_tokenizer_files.
 # Built from notebooks/deeper/02_tokenizer_files.ipynb: edit there, then make build.
 
 from collections.abc import Iterable, Iterator, Mapping
+from operator import index
 from typing import Any
 
 from minillm.bpe import BPETokenizer, merge_word
@@ -32,7 +33,7 @@ def prune(tokenizer: BPETokenizer, keep_ids: Iterable[int]) -> tuple[BPETokenize
     from: a text whose old ids are all kept is cut into the same tokens.
     """
     named = {**tokenizer.special_tokens, **tokenizer.added_tokens}
-    keep = {*keep_ids, *named.values()}
+    keep = {*map(index, keep_ids), *named.values()}
     if unknown := keep.difference(tokenizer.ranks.values(), named.values()):
         raise ValueError(f"no token has the id {min(unknown)}; there are {len(tokenizer)} ids")
     for token, parts in reversed([*find_merges(tokenizer.ranks)]):

@@ -17,9 +17,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from minillm.bpe import BEGIN_TOKENS, END_TOKENS, BPETokenizer, well_formed
+from minillm.deeper.tokenizer.beside import TOKENIZER_FILES, class_of
 from minillm.deeper.tokenizer.bulk import StreamDecoder
 from minillm.deeper.tokenizer.chat_template import render_chat
-from minillm.deeper.tokenizer.hf_json import DIGEST, config_of, read_config, read_tokenizer, unspell
+from minillm.deeper.tokenizer.hf_json import (
+    DIGEST,
+    read_config,
+    read_tokenizer,
+    tokenizer_config,
+    unspell,
+)
+from minillm.support.checks.texts import ids_of
 from minillm.support.checks.words import quoted
 from minillm.support.files import transaction, write_json
 
@@ -68,7 +76,16 @@ def _fallen_back(token: str) -> bytes:
     return bytes([int(byte[1] if byte else "", 16)])
 
 
-_TEMPLATE = "chat_template.jinja"
+def make_special(tokenizer: tokenizers.Tokenizer, names: Iterable[str]) -> None:
+    """Make these tokens special, each with the flags that it has if it is an added one."""
+    from tokenizers import AddedToken
+
+    added = {token.content: token for token in tokenizer.get_added_tokens_decoder().values()}
+    for name in names:
+        token = added.get(name) or AddedToken(name, normalized=False)
+        if not token.special:
+            token.special = True
+            tokenizer.add_tokens([token])
 
 
 class WrappedTokenizer:
@@ -109,7 +126,7 @@ class WrappedTokenizer:
                 raise ValueError(
                     f"{quoted(name)} should be a special token, but is no token at all"
                 )
-            tokenizer.add_special_tokens([name])
+        make_special(tokenizer, filter(None, (bos_token, eos_token, pad_token)))
         added = sorted(tokenizer.get_added_tokens_decoder().items())
         self.special_tokens = {token.content: i for i, token in added if token.special}
         known = self.special_tokens.keys()
@@ -133,18 +150,21 @@ class WrappedTokenizer:
         Raises: ValueError if a file is damaged; ImportError without the library `tokenizers`.
         """
         try:
-            from tokenizers import Tokenizer
+            from tokenizers import AddedToken, Tokenizer
         except ImportError:
             message = "this kind of tokenizer needs a library: pip install tokenizers"
             raise ImportError(message) from None
         path = Path(path)
         path = path / "tokenizer.json" if path.is_dir() else path
-        read_tokenizer(path)  # only to see that nothing in it is damaged
-        config = read_config(path.parent)
-        config.pop("special")
+        content = read_tokenizer(path)  # to see that nothing in it is damaged
+        config = read_config(path.parent, content)
+        more, special = config.pop("more"), config.pop("special")
+        text = path.read_text(encoding="utf-8") if path.exists() else json.dumps(content)
         try:
             with _failures_are_errors():
-                tokenizer = Tokenizer.from_str(path.read_text(encoding="utf-8"))
+                tokenizer = Tokenizer.from_str(text)
+                tokenizer.add_tokens([AddedToken(**token) for token in more])
+                make_special(tokenizer, special)
         except Exception as error:  # the library raises nothing more special
             raise ValueError(f"{path}: the library tokenizers cannot read it: {error}") from None
         try:
@@ -188,16 +208,21 @@ class WrappedTokenizer:
         Raises: ValueError if the text spells a special token that is not allowed.
         """
         text = well_formed(text)
-        for special in self._special.findall(text):
-            if allowed_special != "all" and special not in allowed_special:
-                raise ValueError(
-                    f"the text spells the special token {quoted(special)}: allow it by "
-                    "allowed_special, or call encode_ordinary to read it as plain text"
-                )
+        if isinstance(allowed_special, str):
+            allowed_special = self.special_tokens if allowed_special == "all" else [allowed_special]
         with _failures_are_errors():
             ids = self.library.encode(text, add_special_tokens=add_special_tokens).ids
-        if self.add_bos and add_special_tokens and ids[:1] == ids[1:2]:
-            del ids[0]
+        if self._special.search(text):  # what lies inside an added token is none
+            with _failures_are_errors():
+                alone = self.library.encode(text, add_special_tokens=False).ids
+            for special, i in self.special_tokens.items():
+                if i in alone and special in text and special not in allowed_special:
+                    raise ValueError(
+                        f"the text spells the special token {quoted(special)}: allow it by "
+                        "allowed_special, or call encode_ordinary to read it as plain text"
+                    )
+            if self.add_bos and add_special_tokens and alone[:1] == ids[:1]:
+                del ids[0]
         return ids
 
     # these need nothing but the methods and names that both kinds of tokenizers have
@@ -218,14 +243,14 @@ class WrappedTokenizer:
     def decode_bytes(self, ids: Iterable[int]) -> bytes:
         """The bytes that the tokens stand for in the middle of a text, as the library decodes it.
 
-        Raises: ValueError for an unknown id.
+        An id that no token has adds none. Raises: ValueError for what is no id.
         """
-        return b"".join(map(self._bytes_of, _list(ids)))
+        return b"".join(map(self._bytes_of, ids_of(ids)))
 
     def _bytes_of(self, i: int) -> bytes:
-        token = self.library.id_to_token(i) if 0 <= i < self.vocab_size else None
+        token = self.library.id_to_token(i) if i < self.vocab_size else None
         if token is None:
-            raise ValueError(f"no token has the id {i}; there are {len(self)} ids")
+            return b""
         with _failures_are_errors():
             text = self.library.decoder.decode([_BESIDE, token, _BESIDE])[1:-1]
         if "\ufffd" in text:  # the library gives text only, but this may be a part of a character
@@ -239,14 +264,12 @@ class WrappedTokenizer:
     ) -> str:
         """The text of `ids`; what is no UTF-8 becomes U+FFFD, or an error if errors="strict".
 
-        Raises: ValueError for an unknown id, or for errors of another name.
+        Raises: ValueError for what is no id, or for errors of another name.
         """
         if errors not in ("replace", "strict"):
             raise ValueError(f"errors must be 'replace' or 'strict', not {quoted(errors)}")
-        ids = _list(ids)
-        if skip_special_tokens:
-            left_out = {*self.special_tokens.values()}
-            ids = [i for i in ids if i not in left_out]
+        left_out = {*self.special_tokens.values()} if skip_special_tokens else ()
+        ids = [i for i in ids_of(ids) if i < self.vocab_size and i not in left_out]
         data = self.decode_bytes(ids)
         if errors == "strict":
             data.decode("utf-8", errors)
@@ -271,8 +294,8 @@ class WrappedTokenizer:
 
     def save(self, directory: str | Path) -> None:
         """Write `tokenizer.json` and `tokenizer_config.json`, which Hugging Face reads."""
-        config = {**config_of(self), "clean_up_tokenization_spaces": False}
-        with transaction(Path(directory), remove=(_TEMPLATE,)) as staging:  # it would be read
+        config = {**tokenizer_config(self), "clean_up_tokenization_spaces": False}
+        with transaction(Path(directory), remove=TOKENIZER_FILES) as staging:  # would be read
             write_json(staging / "tokenizer_config.json", config)
             text = self.library.to_str(pretty=True)
             (staging / "tokenizer.json").write_text(text, encoding="utf-8")
@@ -301,8 +324,22 @@ def _failures_are_errors() -> Iterator[None]:
         raise ValueError(f"the library tokenizers gave up: {error}") from None
 
 
-def _list(ids: Any) -> list[int]:
-    return ids.tolist() if hasattr(ids, "tolist") else [*ids]
+# Names of files that say that there is a tokenizer.
+_SIGNS = re.compile(
+    r"tokeni[sz]|tiktoken|tekken|special_tokens|added_tokens|vocab|merges|sentencepiece|spiece"
+    r"|\bbpe\b|\.(spm|model)$",
+    re.IGNORECASE,
+)
+
+
+def warn_of_unread(place: object, names: Iterable[str]) -> None:
+    """Warn, naming the files, if a place without a tokenizer has those of one that is not read."""
+    if unread := sorted(name for name in names if _SIGNS.search(name)):
+        road = (
+            "AutoTokenizer.from_pretrained(...).save_pretrained(...) of transformers may write one"
+        )
+        message = f"{place} has {', '.join(unread[:9])} but no tokenizer.json: no tokenizer is read"
+        warnings.warn(f"{message}; {road}", stacklevel=3)
 
 
 def load_tokenizer(folder: str | Path) -> BPETokenizer | WrappedTokenizer | None:
@@ -315,15 +352,14 @@ def load_tokenizer(folder: str | Path) -> BPETokenizer | WrappedTokenizer | None
     """
     folder = Path(folder)
     path = folder / "tokenizer.json"
-    if not path.exists():
-        if (folder / "tokenizer.model").exists():
-            message = f"{folder} has a tokenizer.model but no tokenizer.json: no tokenizer is read"
-            warnings.warn(message, stacklevel=2)
+    if not path.exists() and class_of(folder) is None:
+        if folder.is_dir():
+            warn_of_unread(folder, [file.name for file in folder.iterdir()])
         return None
     try:
         return BPETokenizer.load(folder)
     except ValueError as refusal:
-        if DIGEST.encode() in path.read_bytes():
+        if path.exists() and DIGEST.encode() in path.read_bytes():
             raise  # our own file: nobody else knows better
         try:
             return WrappedTokenizer.load(folder)

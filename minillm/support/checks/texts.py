@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from numbers import Integral
+from operator import index
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -75,6 +76,23 @@ def check_one_row(ids: Any) -> None:
         each = "for several rows [decode(row) for row in ids]"
         each = f"for one id [{ids}]" if isinstance(ids, Integral) else each
         raise ValueError(f"decode takes the ids of one text, not {quoted(ids)}: {each}")
+
+
+def ids_of(ids: Any) -> list[int]:
+    """The ids of one text as Python's numbers, be they a tensor, or tensors of one number each.
+
+    Raises: ValueError as `check_one_row`, and for what is no id of any vocabulary.
+    """
+    if hasattr(ids, "tolist"):
+        ids = ids.tolist() if ids.ndim else [ids.tolist()]
+    check_one_row(ids)
+    try:
+        found = [*map(index, ids)]
+    except TypeError as error:
+        raise ValueError(f"ids must be whole numbers, not {quoted(ids)}: {error}") from None
+    if (least := min(found, default=0)) < 0:
+        raise ValueError(f"no token has the id {least}; there are none below 0")
+    return found
 
 
 def check_tokenizer(tokenizer: Any) -> None:

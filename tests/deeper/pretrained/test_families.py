@@ -90,7 +90,7 @@ def test_values_of_the_wrong_kind_are_named(change, message, tmp_path):
         from_pretrained(tmp_path)
 
 
-@pytest.mark.parametrize("ends", ["x", 1.5, [1, "x"], {"a": 1}, True, [[1]], -1, 10**30])
+@pytest.mark.parametrize("ends", ["x", 1.5, [1, "x"], {"a": 1}, True, [[1]], 10**30])
 def test_end_tokens_of_the_wrong_kind_for_generation(ends, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(SMALL), encoding="utf-8")
     content = json.dumps({"eos_token_id": ends})

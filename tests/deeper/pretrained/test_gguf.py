@@ -23,6 +23,7 @@ from minillm.bpe import GPT2_PATTERN, LLAMA3_PATTERN, QWEN2_PATTERN, BPETokenize
 from minillm.cli.main import main
 from minillm.config import ModelConfig
 from minillm.deeper.attention.rope_scaling import rope_frequencies
+from minillm.deeper.generation.stream import stream_text
 from minillm.deeper.pretrained.gguf import (
     _MOST_TOKENS,
     read_config,
@@ -255,8 +256,7 @@ def test_added_unused_and_missing_tokens(tmp_path):
         added["<think>"],
         *found.encode("b"),
     ]
-    with pytest.raises(ValueError, match="no token has the id"):
-        found.decode([trained.ranks[b"\x04"]])
+    assert found.decode([trained.ranks[b"\x04"]]) == ""
 
 
 def test_llama_3_begins_texts_and_qwen_composes_characters(tmp_path):
@@ -290,7 +290,6 @@ LATER = lists(tokenizer_of(), 320, "gpt-2")["tokenizer.ggml.merges"][1:]  # with
         ({"merges": [1, 2]}, "merges must be a list of strings"),
         ({"token_type": [1, 2]}, "token_type does not fit 320 tokens"),
         ({"token_type": [6] * 320}, "of the kind 6: not supported"),
-        ({"bos_token_id": 320}, "bos_token_id 320 is outside a vocabulary of 320"),
         ({"merges": ["a b", "c"]}, "the merge"),
         ({"merges": LATER}, "which is not listed"),
         ({"add_eos_token": True}, "add_eos_token is not supported"),
@@ -308,8 +307,10 @@ LATER = lists(tokenizer_of(), 320, "gpt-2")["tokenizer.ggml.merges"][1:]  # with
 def test_lists_that_contradict_each_other(changes, words, tmp_path):
     changes = {f"tokenizer.ggml.{key}": value for key, value in changes.items()}
     path = write(tmp_path / "model.gguf", tokenizer=tokenizer_of(), changes=changes)
+    header = read_header(path)
     with pytest.raises(ValueError, match=r"model\.gguf: ") as caught:
-        from_pretrained(path)
+        read_config(header)  # reads the ids, and counts the tokens
+        read_tokenizer(header)
     assert words in str(caught.value)
 
 
@@ -381,6 +382,82 @@ def test_configs_that_do_not_fit(changes, words, tmp_path):
 def test_the_end_of_a_turn_ends_a_text_too(tmp_path):
     path = write(tmp_path / "model.gguf", changes={"tokenizer.ggml.eot_token_id": 317})
     assert from_pretrained(path)[0].config.eos_token_id == (319, 317)
+
+
+def named(names: dict[str, int], first: int = 300) -> dict:
+    """The lists of a vocabulary with these names, each of its kind, from the id `first` on."""
+    found = lists(tokenizer_of(), 320, "gpt-2")
+    tokens, kinds = [*found["tokenizer.ggml.tokens"]], [*found["tokenizer.ggml.token_type"]]
+    for i, (name, kind) in enumerate([*names.items(), *((f"[x{n}]", 5) for n in range(20))]):
+        if first + i < 320:
+            tokens[first + i], kinds[first + i] = name, kind
+    changes = {"tokenizer.ggml.tokens": tokens, "tokenizer.ggml.token_type": kinds}
+    changes |= dict.fromkeys(["tokenizer.ggml.model", "tokenizer.ggml.padding_token_id"])
+    return {**changes, "tokenizer.ggml.eos_token_id": 5, "tokenizer.ggml.bos_token_id": None}
+
+
+# What llama.cpp (the wheel xllamacpp 2026.10.11549) printed as its "EOG token" for these files.
+@pytest.mark.parametrize(
+    ("names", "keys", "ends"),
+    [
+        ({"<|im_start|>": 3, "<|im_end|>": 3, END: 3}, {"eos": 301, "eom": 300}, {300, 301, 302}),
+        ({"<|im_end|>": 3, "<|other|>": 3}, {"eot": 301}, {5, 300, 301}),
+        ({"<|im_end|>": 3, "<|other|>": 3}, {"eot": 4_000_000}, {5, 300}),
+        ({END: 4, "<eos>": 1, "[EOS]": 5}, {}, {5, 300, 301, 302}),
+        ({"<|fim_pad|>": 3, "<|repo_name|>": 3, "<|file_sep|>": 3}, {}, {5, 300, 301, 302}),
+        ({"<|fim_pad|>": 3, "<|file_sep|>": 3}, {"fim_pad": 7, "fim_sep": 9}, {5, 7, 9}),
+        ({"<|end|>": 3, "<|return|>": 3, "<|call|>": 3}, {}, {5, 301, 302}),
+        ({"<|end|>": 3, "<|call|>": 3, "<|flush|>": 3}, {}, {5, 301, 302}),
+        ({"<|end|>": 3, "<|calls|>": 3, "<|return|>": 3}, {}, {5, 301, 302}),
+        ({"<|end|>": 3, "<|flush|>": 3, "<|return|>": 3}, {}, {5, 300, 301, 302}),
+        ({"</s>": 3, "<|tool_response>": 3}, {"eos": 300}, {301}),
+        ({"<|fim_prefix|>": 3, "<|start|>": 3, "<s>": 3}, {}, {5}),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:.*passed over")
+def test_a_text_ends_where_llama_cpp_ends_it(names, keys, ends, tmp_path):
+    changes = named(names) | {f"tokenizer.ggml.{k}_token_id": i for k, i in keys.items()}
+    path = write(tmp_path / "model.gguf", changes=changes)
+    model, _ = from_pretrained(path)
+    assert {*model.config.eos_token_ids} == ends
+    prompt, others = torch.tensor([[2, 3]]), [i for i in range(320) if i not in ends]
+    for end in ends:  # and so do generate and stream_text, without being told
+        plan = iter([others[9], others[40], end, others[7]])
+        found = generate(
+            model, prompt, max_new_tokens=4, sampler=lambda *_, p=plan: torch.tensor([next(p)])
+        )
+        assert found[0, 2:].tolist() == [others[9], others[40], end]
+        plan = iter([1, 2, end, 3])
+        pieces = stream_text(
+            model,
+            tokenizer_of(),
+            prompt,
+            max_new_tokens=4,
+            sampler=lambda *_, p=plan: torch.tensor([next(p)]),
+        )
+        assert "".join(pieces) == tokenizer_of().decode([1, 2])
+
+
+def test_no_text_spells_an_end_token_that_a_file_calls_user_defined(tmp_path):
+    tokenizer = tokenizer_of()
+    changes = {"tokenizer.ggml.token_type": [*(1,) * 316, 4, 3, 4, 4]}
+    path = write(tmp_path / "model.gguf", tokenizer=tokenizer, changes=changes)
+    model, found = from_pretrained(path)
+    assert model.config.eos_token_ids == (317, 319) and found.added_tokens == {"<|other|>": 318}
+    assert found.special_tokens == {"<|im_start|>": 316, "<|im_end|>": 317, END: 319}
+    with pytest.raises(ValueError, match="spells the special token"):
+        found.encode(f"a{END}")
+
+
+@pytest.mark.parametrize("key", ["bos", "eos", "eot", "eom", "padding", "fim_pad"])
+def test_an_id_outside_the_vocabulary_is_passed_over_with_a_warning(key, tmp_path):
+    changes = {f"tokenizer.ggml.{key}_token_id": 320}
+    path = write(tmp_path / "model.gguf", tokenizer=tokenizer_of(), changes=changes)
+    with pytest.warns(UserWarning, match=rf"model\.gguf: .*{key}_token_id 320 is passed over"):
+        model, tokenizer = from_pretrained(path)
+    assert tokenizer.encode("a") and model.config.vocab_size == 320
+    assert 320 not in (model.config.bos_token_id, model.config.pad_token_id)
+    assert {*model.config.eos_token_ids} == {317, 319}
 
 
 def test_tensors_that_no_config_knows_are_named(tmp_path):
@@ -661,7 +738,7 @@ def test_a_tokenizer_larger_than_any_published_is_refused(tmp_path, monkeypatch)
     path = write(tmp_path / "model.gguf", tokenizer=tokenizer_of())
     monkeypatch.setattr("minillm.deeper.pretrained.gguf._MOST_TOKENS", 319)
     with pytest.raises(ValueError, match=r"tokens has 320 strings, more than 319"):
-        from_pretrained(path)
+        read_tokenizer(read_header(path))
 
 
 HUGE = 10**12

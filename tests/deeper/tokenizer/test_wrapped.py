@@ -205,11 +205,36 @@ def test_every_id_has_its_bytes(kind, ours, theirs):
             assert data.decode() == oracle.convert_ids_to_tokens(i)
         elif "\ufffd" not in (text := oracle.decode([i])):
             assert data.decode() in (text, " " + text)
-    for bad in (-1, tokenizer.vocab_size, 2**40):
-        with pytest.raises(ValueError, match=f"no token has the id {bad}; there are"):
-            tokenizer.decode([0, bad])
-        with pytest.raises(ValueError, match=f"no token has the id {bad}; there are"):
-            tokenizer.decoder().push(bad)
+    with pytest.raises(ValueError, match="no token has the id -1; there are"):
+        tokenizer.decode([0, -1])
+    with pytest.raises(ValueError, match="no token has the id -1; there are"):
+        tokenizer.decoder().push(-1)
+    ids, none = tokenizer.encode_ordinary("the cat"), tokenizer.vocab_size
+    for unknown in ([*ids, none], [none, *ids], [ids[0], none, none + 9, *ids[1:]]):
+        assert tokenizer.decode(unknown) == oracle.decode(unknown) == oracle.decode(ids)
+        assert tokenizer.decode_bytes(unknown) == tokenizer.decode_bytes(ids)
+        assert tokenizer.decode([*unknown, 2**40], errors="strict") == tokenizer.decode(ids)
+    assert tokenizer.decoder().push(none) == "" == tokenizer.decoder().push(2**40)
+
+
+@each_kind
+def test_ids_may_be_tensors_and_one_allowed_token_a_string(kind, ours, theirs):
+    tokenizer, end = ours(kind), ours(kind).eos_token
+    tensor = torch.tensor(tokenizer.encode(f"the cat{end}", allowed_special=end))
+    for skip in (False, True):
+        expected = theirs(kind).decode(tensor, skip_special_tokens=skip)
+        for form in (tensor, [*tensor], tensor.numpy(), (*tensor,)):
+            assert tokenizer.decode(form, skip_special_tokens=skip) == expected
+    skipping, plain = tokenizer.decoder(skip_special_tokens=True), tokenizer.decoder()
+    ids = tensor[tokenizer.add_bos :]
+    assert [*map(skipping.push, ids)][-1] == "" and [*map(plain.push, ids)][-1] == end
+    with pytest.raises(ValueError, match="spells the special token"):
+        tokenizer.encode(f"the cat{end}", allowed_special=f"x{end}y")
+
+
+@each_kind
+def test_errors_have_one_of_two_names(kind, ours):
+    tokenizer = ours(kind)
     if isinstance(tokenizer, WrappedTokenizer):
         with pytest.raises(ValueError, match="'ignore'"):
             tokenizer.decode([5], errors="ignore")
@@ -454,8 +479,9 @@ def test_ids_with_a_gap(tmp_path):
     found = load_tokenizer(tmp_path)
     assert found.vocab_size == len(found) + 5 == content["model"]["vocab"][last] + 1
     assert found.decode_bytes([found.vocab_size - 1]) == last.replace("▁", " ").encode()
-    with pytest.raises(ValueError, match=f"no token has the id {found.vocab_size - 2}"):
-        found.decode([found.vocab_size - 2])
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    gap = [5, found.vocab_size - 2, 6]
+    assert found.decode(gap) == theirs.decode(gap) == theirs.decode([5, 6])
 
 
 def test_plain_byte_level_files_stay_ours(tmp_path):
@@ -511,9 +537,11 @@ def test_damaged_files_and_decoders_that_we_cannot_follow(tmp_path):
             load_tokenizer(tmp_path)
     path.write_text(whole)
     config = json.loads(beside.read_text())
-    beside.write_text(json.dumps({**config, "pad_token": "[PAD]"}))
-    with pytest.raises(ValueError, match=r"'\[PAD\]' should be a special token"):
-        load_tokenizer(tmp_path)
+    beside.write_text(json.dumps({**config, "pad_token": "[PAD]"}))  # of no vocabulary: added
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    assert load_tokenizer(tmp_path).pad_token_id == theirs.pad_token_id
+    with pytest.raises(ValueError, match=r"'\[X\]' should be a special token"):
+        WrappedTokenizer(load_tokenizer(tmp_path).library, pad_token="[X]")
     beside.write_text("{")
     with pytest.raises(ValueError, match=r"tokenizer_config\.json"):
         load_tokenizer(tmp_path)
@@ -544,7 +572,7 @@ def test_a_named_token_is_special_though_the_file_does_not_say_so(tmp_path):
     (tmp_path / "tokenizer.json").write_text(json.dumps(content))
     found = load_tokenizer(tmp_path)
     theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
-    assert found.special_tokens == {"<s>": 1, "</s>": 2}
+    assert found.special_tokens == {"<unk>": 0, "<s>": 1, "</s>": 2} == theirs.get_added_vocab()
     assert found.encode("a</s>b", allowed_special="all") == theirs.encode("a</s>b")
     assert 2 in theirs.encode("a</s>b") and 2 not in found.encode_ordinary("a</s>b")
 
