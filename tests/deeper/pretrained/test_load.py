@@ -416,7 +416,7 @@ def test_saving_removes_its_own_old_files_and_no_others(checkpoint, tmp_path):
     ("family", "change", "lost"),
     [
         ("gpt2", {"num_key_value_heads": 2}, "num_key_value_heads=2"),
-        ("qwen2", {"head_dim": 16}, "head_dim=16"),
+        ("gpt2", {"head_dim": 16}, "head_dim=16"),
         ("mistral", {"attention_bias": True}, "attention_bias=True"),
         ("qwen3", {"mlp_bias": True}, "mlp_bias=True"),
         ("llama", {"sliding_window": 4}, "sliding_window=4"),
