@@ -6,13 +6,14 @@ Explained in notebooks/deeper/09_best_path.ipynb.
 # Built from notebooks/deeper/09_best_path.ipynb: edit there, then make build.
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from minillm.sampling import end_ids, enforce_min_new_tokens
+from minillm.support.checks.sampling import check_ends, check_length_penalty
 from minillm.support.checks.words import our_words
 from minillm.support.device import to_float64
 from minillm.support.modes import EvalMode
@@ -57,7 +58,9 @@ class Hypothesis:
     score: float
 
 
-def _next_log_probs(step: Step | nn.Module, prompt: Tensor, paths: list[list[int]]) -> Tensor:
+def _next_log_probs(
+    step: Step | nn.Module, prompt: Tensor, paths: list[list[int]], ends: Sequence[int] = ()
+) -> Tensor:
     """Log-probabilities (N, V) in float64 of what follows the prompt (T,) and each path."""
     tails = torch.tensor(paths, dtype=torch.long, device=prompt.device).view(len(paths), -1)
     ids = torch.cat([prompt.expand(len(paths), -1), tails], dim=1)
@@ -68,6 +71,7 @@ def _next_log_probs(step: Step | nn.Module, prompt: Tensor, paths: list[list[int
         logits = step(ids)
     if not (logits < math.inf).all():
         raise ValueError("logits hold NaN or +inf")
+    check_ends(ends, logits.shape[-1])
     return to_float64(logits).log_softmax(-1)
 
 
@@ -81,15 +85,17 @@ def exhaustive_search(
 ) -> Hypothesis:
     """The best of all sequences up to `max_new_tokens`: exact, and V**max_new_tokens expensive.
 
-    Raises: ValueError for no new tokens, and logits that hold NaN or +inf.
+    Raises: ValueError for no new tokens, a length_penalty that is not finite or far too large, ends
+        outside the vocabulary, and logits that hold NaN or +inf.
     """
     if max_new_tokens < 1:
         raise ValueError(f"max_new_tokens ({max_new_tokens}) must be at least 1")
+    check_length_penalty(length_penalty, max_new_tokens)
     ends = end_ids(eos_token_id)
     live: list[tuple[list[int], float]] = [([], 0.0)]
     best: Hypothesis | None = None
     for length in range(1, max_new_tokens + 1):
-        log_probs = _next_log_probs(step, prompt, [path for path, _ in live]).tolist()
+        log_probs = _next_log_probs(step, prompt, [path for path, _ in live], ends).tolist()
         grown = []
         for (path, sofar), row in zip(live, log_probs, strict=True):
             for token, value in enumerate(row):
@@ -140,16 +146,20 @@ def beam_search(
         best = beam_search(model, prompt, num_beams=4, max_new_tokens=40, eos_token_id=end)[0]
         text = tokenizer.decode(best.ids)
 
-    Raises: ValueError for several prompts, sizes below 1, num_return > num_beams, a negative
-        length_penalty, and logits that hold NaN or +inf (-inf forbids a token).
+    Raises: ValueError for several prompts, sizes below 1, num_return > num_beams, negative numbers,
+        a length_penalty that is not finite or far too large, ends outside the vocabulary, and
+        logits that hold NaN or +inf (-inf forbids a token).
     """
     if min(num_beams, max_new_tokens, num_return) < 1 or num_return > num_beams:
         raise ValueError(
             f"need 1 <= num_return ({num_return}) <= num_beams ({num_beams})"
             f" and max_new_tokens ({max_new_tokens}) >= 1"
         )
+    check_length_penalty(length_penalty, max_new_tokens)
     if length_penalty < 0:
         raise ValueError(f"length_penalty must be >= 0, got {length_penalty}")
+    if min_new_tokens < 0:
+        raise ValueError(f"min_new_tokens must not be negative: {min_new_tokens}")
     if prompt.dim() > 2 or (prompt.dim() == 2 and len(prompt) != 1):
         raise ValueError(f"beams go on from one prompt, (T,) or (1, T), not {tuple(prompt.shape)}")
     ends = end_ids(eos_token_id)
@@ -158,19 +168,17 @@ def beam_search(
     count = num_beams * (1 + len(ends))  # so many hold num_beams unfinished ones, if there are
     for length in range(1, max_new_tokens + 1):
         grown, ended = [], []
-        log_probs = _next_log_probs(step, prompt, [path for path, _ in live])
+        log_probs = _next_log_probs(step, prompt, [path for path, _ in live], ends)
         log_probs = enforce_min_new_tokens(log_probs, ends, length, min_new_tokens)
         for rank, (path, value) in enumerate(_longer(log_probs, live, count)):
             if path[-1] not in ends and length < max_new_tokens:
                 grown.append((path, value))
             elif rank < num_beams:
                 ended.append(Hypothesis(path, value, value / length**length_penalty))
-        live = grown[:num_beams]
+        live = [] if len(ended) == num_beams == 1 else grown[:num_beams]  # greedy ends at its end
         done = sorted(done + ended, key=lambda h: -h.score)[:num_return]
         # No continuation can beat this: log-probabilities only fall, lengths end at the limit.
         bound = max((s for _, s in live), default=-math.inf) / max_new_tokens**length_penalty
-        if len(ended) == num_beams or not live:
-            break
-        if len(done) == num_return and done[-1].score >= bound:
+        if not live or (len(done) == num_return and done[-1].score >= bound):
             break
     return done

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -63,6 +64,20 @@ def check_previous_ids(ids: Tensor, logits: Tensor) -> None:
     V, on_cpu = logits.shape[-1], ids.device.type == "cpu"  # asking a GPU means waiting
     if on_cpu and ids.numel() and (largest := int(ids.amax())) >= V:
         raise ValueError(f"previous_ids hold {largest}, the vocabulary {V} tokens")
+
+
+def check_ends(ends: Sequence[int], V: int) -> None:
+    """Raises: ValueError for end tokens outside a vocabulary of V."""
+    if any(not 0 <= i < V for i in ends):
+        raise ValueError(f"end tokens {ends}, but ids are 0..{V - 1}")
+
+
+def check_length_penalty(value: float, longest: int) -> None:
+    """Raises: ValueError unless this is a finite number, and `longest` to its power, too."""
+    check_number("length_penalty", value)
+    if not abs(value) * math.log(longest) < 700:
+        power = f"{longest}**length_penalty"
+        raise ValueError(f"length_penalty and {power} must be finite, got {value}")
 
 
 def check_rows(rows: Sequence[int], count: int) -> None:

@@ -3,7 +3,7 @@
 import math
 import random
 from functools import partial
-from itertools import pairwise
+from itertools import pairwise, product
 
 import pytest
 import torch
@@ -32,16 +32,20 @@ def test_wide_beam_is_exhaustive(seed, length_penalty, eos):
     assert found.score == pytest.approx(total / len(found.ids) ** length_penalty, abs=1e-12)
 
 
-def test_beam_search_equals_transformers():
+def llama(eos: int | list[int]):
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=23, hidden_size=16, intermediate_size=24, num_hidden_layers=1,
         num_attention_heads=2, num_key_value_heads=2, initializer_range=0.9,
-        bos_token_id=1, eos_token_id=2, pad_token_id=0,
+        bos_token_id=1, eos_token_id=eos, pad_token_id=0,
     )  # fmt: skip
-    model = LlamaForCausalLM(config).eval()
+    return LlamaForCausalLM(config).eval()
+
+
+def test_beam_search_equals_transformers():
+    model = llama(2)
     prompt = torch.tensor([1, 5, 9])
     theirs = model.generate(
         prompt[None], num_beams=5, num_return_sequences=3, max_new_tokens=6, do_sample=False,
@@ -57,6 +61,49 @@ def test_beam_search_equals_transformers():
         new = row[3:].tolist()
         assert one.ids == (new[: new.index(2) + 1] if 2 in new else new)
         assert one.log_prob == pytest.approx(float(score), abs=1e-4)
+
+
+@pytest.mark.parametrize("num_ends", [1, 2, 3, 4])
+def test_a_beam_of_any_width_goes_on_while_its_path_can_win(num_ends):
+    """One token goes on, all others end: then two beams are enough to find the best of all."""
+    lengths = set()
+    for seed, length_penalty in product(range(10), [0.0, 0.5, 1.0, 2.0]):
+        table = torch.randn(8, num_ends + 1, generator=torch.Generator().manual_seed(seed)).double()
+        table[2:, 0] += 2  # who goes on is rewarded later
+
+        def step(ids, table=table):
+            return table[ids.shape[1]].expand(len(ids), -1)
+
+        options = {"max_new_tokens": 6, "length_penalty": length_penalty}
+        options["eos_token_id"] = range(1, num_ends + 1)
+        best = exhaustive_search(step, torch.tensor([0]), **options)
+        for width in range(2, num_ends + 2):
+            found = beam_search(step, torch.tensor([0]), num_beams=width, **options)[0]
+            assert found.ids == best.ids and found.score == pytest.approx(best.score, abs=1e-12)
+        lengths.add(len(best.ids))
+    assert {1, 6} < lengths
+
+
+@pytest.mark.parametrize("length_penalty", [0.0, 1.0, 2.0])
+@pytest.mark.parametrize("eos", [[2], [2, 3, 7], list(range(2, 20))])
+def test_beams_stop_where_transformers_never_stops_early(eos, length_penalty):
+    model = llama(eos)
+
+    def step(ids):
+        return model(ids).logits[:, -1]
+
+    for (width, num_return), start in product([(2, 1), (3, 2), (5, 3)], [1, 4, 21]):
+        prompt = torch.tensor([start, 5, 9])
+        options = {"num_beams": width, "max_new_tokens": 7, "length_penalty": length_penalty}
+        theirs = model.generate(
+            prompt[None], num_return_sequences=num_return, do_sample=False,
+            early_stopping="never", **options,
+        )  # fmt: skip
+        ended = [next((i + 1 for i, t in enumerate(row) if t in eos), 7) for row in theirs[:, 3:]]
+        with torch.no_grad():
+            ours = beam_search(step, prompt, eos_token_id=eos, num_return=num_return, **options)
+        wanted = [row[3 : 3 + n].tolist() for row, n in zip(theirs, ended, strict=True)]
+        assert [h.ids for h in ours] == wanted
 
 
 def test_beam_search_returns_n_best_in_order():
@@ -119,6 +166,23 @@ def test_searches_refuse(bad):
     options = {"num_beams": 2, "max_new_tokens": 3} | bad
     with pytest.raises(ValueError, match=r"num_return|length_penalty"):
         beam_search(bigram(0)[1], torch.tensor([0]), **options)
+
+
+@pytest.mark.parametrize("length_penalty", [math.nan, math.inf, 1e4])
+def test_searches_refuse_a_penalty_that_makes_no_numbers(length_penalty):
+    words = rf"length_penalty and 3\*\*length_penalty must be finite, got {length_penalty}"
+    for find in (exhaustive_search, partial(beam_search, num_beams=2)):
+        with pytest.raises(ValueError, match=words):
+            find(None, torch.tensor([0]), max_new_tokens=3, length_penalty=length_penalty)
+
+
+def test_searches_refuse_ends_that_never_come_and_a_negative_minimum():
+    for find in (exhaustive_search, partial(beam_search, num_beams=2)):
+        for ends in ([4], [1, 99], [-1]):
+            with pytest.raises(ValueError, match=r"end tokens \(.*\), but ids are 0..3"):
+                find(bigram(0)[1], torch.tensor([0]), max_new_tokens=3, eos_token_id=ends)
+    with pytest.raises(ValueError, match="min_new_tokens must not be negative: -1"):
+        beam_search(None, torch.tensor([0]), num_beams=2, max_new_tokens=3, min_new_tokens=-1)
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
