@@ -74,17 +74,16 @@ def top_p(logits: Tensor, p: float) -> Tensor:
     Source: Holtzman et al. 2020, section 3.1.
     """
     check_range("top_p", p)
-    p = max(p, 1e-30)  # in float32 a smaller p is 0, and no token would stay
     if p == 1:
         return logits
     if logits.device.type == "cpu" and logits.shape[-1] >= 5000:  # too many to sort them there
         from minillm.deeper.generation.fast_sampling import bucket_top_p
 
         return bucket_top_p(logits, p)
-    best, ids = logits.float().sort(descending=True, dim=-1)
-    shares = best.softmax(-1)
+    best, ids = logits.sort(descending=True, dim=-1)
+    shares = to_float64(best).softmax(-1)  # a tail's shares are lost in a sum in float32
     before = shares.cumsum(-1) - shares  # what the tokens before it have together
-    keep = torch.zeros_like(logits, dtype=torch.bool).scatter(-1, ids, before < p)
+    keep = torch.zeros_like(ids, dtype=torch.bool).scatter(-1, ids, (before < p).to(ids.device))
     return logits.masked_fill(~keep, -math.inf)
 
 

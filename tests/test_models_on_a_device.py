@@ -196,7 +196,7 @@ BEFORE = torch.randint(-1, 50, (3, 7), generator=torch.Generator().manual_seed(2
 )
 @pytest.mark.parametrize("kind", ["cuda", "mps"])
 def test_a_sampler_draws_the_same_and_asks_one_question(dials, kind):
-    """Whether the logits are finite; and without float64, the probabilities come to the CPU."""
+    """Whether the logits are finite; without float64, probabilities (and top-p) come to the CPU."""
 
     def run(logits, previous):
         sampler = Sampler(**{"seed": [5, 6, 7], **dials})
@@ -204,7 +204,8 @@ def test_a_sampler_draws_the_same_and_asks_one_question(dials, kind):
         return [first, sampler(logits[:2], previous[:2], rows=[2, 0])]
 
     device = same_there(run, LOGITS, BEFORE, kind=kind)
-    copies = {"cpu": 2} if kind == "mps" and dials.get("temperature") != 0 else {}
+    sums = 1 + ("top_p" in dials)  # of probabilities, in float64
+    copies = {"cpu": 2 * sums} if kind == "mps" and dials.get("temperature") != 0 else {}
     assert device.waits == {"item": 2, **copies}
 
 

@@ -166,6 +166,32 @@ def test_a_tiny_p_keeps_the_best_token(p):
     assert kept.tolist() == [[False, True, False], [True, False, False]]
 
 
+def fewest(x: torch.Tensor, p: float) -> list[int]:
+    sums = x.double().softmax(-1).sort(descending=True).values.cumsum(-1)
+    return ((sums < p).sum(-1) + 1).tolist()
+
+
+@pytest.mark.parametrize("p", [0.5, 0.99, 0.999, 0.9999, 0.999999])
+@pytest.mark.parametrize("size", [4_900, 151_936])
+def test_top_p_counts_a_long_tail(size, p):
+    """Below 5,000 tokens it sorts, above it does not."""
+    x = torch.randn(2, size, generator=torch.Generator().manual_seed(0)) * 3
+    x[1] /= 30
+    kept = sampling.top_p(x, p).isfinite()
+    assert kept.sum(-1).tolist() == fewest(x, p)
+    for row, stay in zip(x, kept, strict=True):
+        assert row[stay].min() >= row.masked_fill(stay, -math.inf).max()
+
+
+def test_top_p_of_one_sure_token_and_a_tail_of_equals():
+    x = torch.zeros(1, 100_001)
+    x[0, 70_000] = math.log(0.99 / 1e-7)  # it has 0.99, the 100,000 others share 0.01
+    kept = sampling.top_p(x, 0.995).isfinite()
+    assert int(kept.sum()) == 50_001 and kept[0, 70_000]
+    sorted_in_full = sampling.top_p(x[:, 70_000 - 2_000 : 70_000 + 2_000], 0.99999)
+    assert int(sorted_in_full.isfinite().sum()) == fewest(x[:, 68_000:72_000], 0.99999)[0]
+
+
 def test_top_p_that_with_all_logits_equal():
     x = torch.zeros(2, 3000)
     x[0, :10] = 12.0
@@ -296,7 +322,7 @@ def test_the_order_in_which_rows_are_seen_does_not_matter():
 def test_sorted_and_in_buckets_top_p_keeps_the_same_tokens(p):
     """Below 5,000 tokens it sorts, above not; the rows hold no ties at the border."""
     x = random_logits(2)
-    assert torch.equal(sampling.top_p(x, p), fast_sampling.bucket_top_p(x, max(p, 1e-30)))
+    assert torch.equal(sampling.top_p(x, p), fast_sampling.bucket_top_p(x, p))
     padded = torch.full((B, 6000), -math.inf)
     padded[:, 100 : 100 + V] = x
     wide = sampling.top_p(padded, p)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from minillm.support.checks.sampling import finite_maximum
+from minillm.support.device import to_float64
 
 __all__ = ["bucket_top_p", "draw_exponential", "draw_gumbel"]
 
@@ -21,24 +22,23 @@ def _bucket(x: Tensor) -> Tensor:
 
 
 def bucket_top_p(logits: Tensor, p: float) -> Tensor:
-    """The tokens of `top_p`; only the bucket in which p is crossed is sorted.
+    """The tokens of `top_p`, in float64; only the bucket in which p is crossed is sorted.
 
     Shape: (B, V) -> (B, V).
     Raises: ValueError for a row without a finite maximum.
     """
-    x = logits.float()
-    bucket = _bucket(x)
-    probabilities = x.softmax(-1)
+    x = to_float64(logits)
+    bucket, probabilities = _bucket(x), x.softmax(-1)
     mass = x.new_zeros(len(x), 16_384).scatter_add_(-1, bucket, probabilities)
     above = mass.cumsum(-1) - mass
     crossed = (above < p).sum(-1, keepdim=True) - 1
     keep, inside = bucket < crossed, bucket == crossed
-    size = int(inside.sum(-1).amax())
-    best, ids = x.masked_fill(~inside, -math.inf).topk(size, dim=-1)
-    shares = probabilities.gather(-1, ids).masked_fill(best == -math.inf, 0)
-    before = above.gather(-1, crossed) + shares.cumsum(-1) - shares
-    keep.scatter_(-1, ids, torch.where(best == -math.inf, keep.gather(-1, ids), before < p))
-    return logits.masked_fill(~keep, -math.inf)
+    for row, place in enumerate(crossed[:, 0].tolist()):
+        ids = inside[row].nonzero()[:, 0]
+        ids = ids[x[row, ids].argsort(descending=True)]
+        shares = probabilities[row, ids]
+        keep[row, ids] = above[row, place] + shares.cumsum(0) - shares < p
+    return logits.masked_fill(~keep.to(logits.device), -math.inf)
 
 
 def draw_exponential(probabilities: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
