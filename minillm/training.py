@@ -31,6 +31,7 @@ __all__ = [
     "TrainConfig",
     "WindowBatches",
     "add_gradient",
+    "begin_id",
     "clip_grad_norm",
     "cosine_schedule",
     "cross_entropy",
@@ -71,10 +72,26 @@ def cross_entropy(
     return total if reduction == "sum" else total / (targets != ignore_index).sum().clamp(min=1)
 
 
-def document_row(ids: Iterable[int], eos_token_id: int) -> list[int]:
-    """A document between two end tokens; one that it begins with itself is not written twice."""
+def begin_id(tokenizer: Any, eos_token_id: int | None = None) -> int | None:
+    """The token that begins a document: the one that `encode` puts first, else the end token.
+
+    `eos_token_id` is the end token if it is not the tokenizer's own.
+    """
+    if getattr(tokenizer, "add_bos", False):
+        return tokenizer.bos_token_id
+    return tokenizer.eos_token_id if eos_token_id is None else eos_token_id
+
+
+def document_row(
+    ids: Iterable[int], eos_token_id: int, bos_token_id: int | None = None
+) -> list[int]:
+    """A document from begin to end token; a begin token of its own is not written twice.
+
+    `bos_token_id` is what `begin_id` says (None: the end token, at both ends).
+    """
+    begin = eos_token_id if bos_token_id is None else bos_token_id
     row = [*map(int, ids), eos_token_id]  # numpy's integers are no JSON
-    return row if len(row) > 1 and row[0] == eos_token_id else [eos_token_id, *row]
+    return row if len(row) > 1 and row[0] == begin else [begin, *row]
 
 
 def pad_rows(rows: list[list[int]], width: int, fill: int) -> tuple[Tensor, Tensor]:
@@ -288,14 +305,16 @@ def evaluate(
 ) -> float:
     """Bits per byte of whole documents, each alone in its row, its end token predicted too.
 
+    A row begins with `begin_id(tokenizer)`; `eos_token_id` is for an end token of another name.
     Comparable with `StoryLanguage.bits_per_byte`, with n-grams, and across tokenizers.
 
     Raises: ValueError for arguments in another order, no end token, texts without a byte.
     """
     checks.check_evaluation(tokenizer, texts, eos_token_id)
     end = tokenizer.eos_token_id if eos_token_id is None else eos_token_id
+    begin = begin_id(tokenizer, end)
     texts = [well_formed(text) for text in texts]  # the text that is encoded has the bytes
-    rows = sorted(([end, *tokenizer.encode_ordinary(text), end] for text in texts), key=len)
+    rows = sorted(([begin, *tokenizer.encode_ordinary(text), end] for text in texts), key=len)
     num_bytes = sum(len(text.encode()) for text in texts)
     if not num_bytes:
         raise ValueError(f"{len(texts)} texts without a byte: nothing to measure")

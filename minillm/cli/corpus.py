@@ -106,7 +106,7 @@ def source(a: argparse.Namespace, tokenizer: Any) -> Any:
     from minillm.deeper.training.documents import DocumentBatches, StoryDocuments
     from minillm.deeper.training.token_file import FileDocuments, TokenDataset
     from minillm.stories.curriculum import DeckDocuments, ExactBatches
-    from minillm.training import WindowBatches
+    from minillm.training import WindowBatches, begin_id
 
     end, encode = tokenizer.eos_token_id, tokenizer.encode_ordinary
     texts: Any
@@ -121,5 +121,6 @@ def source(a: argparse.Namespace, tokenizer: Any) -> Any:
     else:
         texts = StoryDocuments(language(a.corpus), encode, seed=a.seed)
     sizes = (a.batch_size, a.context_length)
-    batches = DocumentBatches(texts, *sizes, eos_token_id=end, layout=layout(a), seed=a.seed)
+    how = {"bos_token_id": begin_id(tokenizer), "layout": layout(a), "seed": a.seed}
+    batches = DocumentBatches(texts, *sizes, eos_token_id=end, **how)
     return ExactBatches(batches, texts.language, tokenizer) if a.exact_targets else batches

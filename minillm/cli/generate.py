@@ -70,12 +70,12 @@ def open_model(a: argparse.Namespace) -> tuple[Any, Any]:
 
 
 def begin_ids(model: Any, tokenizer: Any, prompt: str) -> list[int]:
-    """The ids of a prompt, begun as the tokenizer's file asks; of none, the model's begin token."""
-    ids = tokenizer.encode_ordinary(prompt)
-    begin = tokenizer.bos_token_id
-    if not tokenizer.add_bos:
-        begin = None if ids else model.config.bos_token_id
-    if begin is not None and ids[:1] != [begin]:
+    """The ids of a prompt, begun as `encode` begins a text; of none, what begins a document."""
+    from minillm.training import begin_id
+
+    ids, begin = tokenizer.encode_ordinary(prompt), begin_id(tokenizer)
+    begin = model.config.bos_token_id if begin is None else begin
+    if (tokenizer.add_bos or not ids) and begin is not None and ids[:1] != [begin]:
         ids = [begin, *ids]
     if not ids:
         raise ValueError("this model has no begin token: give a --prompt")

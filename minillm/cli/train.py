@@ -6,6 +6,7 @@ Written by hand.
 import argparse
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +94,7 @@ def _prepare(a: argparse.Namespace) -> tuple[Any, Any]:
     from minillm.deeper.training.tensor_parallel import check_tensor_parallel
     from minillm.deeper.training.token_file import TokenDataset
     from minillm.model import CausalLM
+    from minillm.training import begin_id
 
     if not a.resume:
         check_free(a.output_dir, "give --resume to go on, or another --output-dir")
@@ -112,7 +114,7 @@ def _prepare(a: argparse.Namespace) -> tuple[Any, Any]:
         road = "a text file with --layout windows needs none"
         road += f", without --tokenizer one is trained that has {END}"
         raise ValueError(f"the tokenizer has no end token, where documents end: {road}")
-    if layout(a) != "windows" and isinstance(tokenizer, BPETokenizer) and not tokenizer.add_bos:
+    if layout(a) != "windows" and not tokenizer.add_bos:
         tokenizer.bos_token, tokenizer.add_bos = tokenizer.eos_token, True  # so begins each row
     config = _model_config(a, tokenizer)
     _check_fit(config, a, tokenizer)
@@ -128,7 +130,8 @@ def _prepare(a: argparse.Namespace) -> tuple[Any, Any]:
     tokenizer.save(a.output_dir)
     begin_run_info(a)
     if is_file(a) and not (a.resume and (a.output_dir / "tokens.npy").exists()):
-        encoded = (tokenizer.encode_ordinary(text) for text in documents_to_learn(a))
+        first = [] if (begin := begin_id(tokenizer)) in (None, tokenizer.eos_token_id) else [begin]
+        encoded = ([*first, *tokenizer.encode_ordinary(text)] for text in documents_to_learn(a))
         ends = {"vocab_size": tokenizer.vocab_size, "eos_token_id": tokenizer.eos_token_id}
         TokenDataset.write(a.output_dir / "tokens.npy", encoded, **ends)
     return tokenizer, lock
@@ -138,10 +141,10 @@ def _model_config(a: argparse.Namespace, tokenizer: Any) -> Any:
     """The config of --init-from, or of the options of the model."""
     from minillm.config import ModelConfig
     from minillm.deeper.pretrained.load import config_of
+    from minillm.training import begin_id
 
     if a.init_from is not None:
         return config_of(a.init_from)
-    end = tokenizer.eos_token_id
     try:
         return ModelConfig(
             model_type=a.family,
@@ -157,8 +160,8 @@ def _model_config(a: argparse.Namespace, tokenizer: Any) -> Any:
             tie_word_embeddings=True,
             initializer_range=a.init_range,
             rope_theta=a.rope_theta,
-            bos_token_id=end,
-            eos_token_id=end,
+            bos_token_id=begin_id(tokenizer),
+            eos_token_id=tokenizer.eos_token_id,
         )
     except ValueError as error:
         heads = f"--heads {a.heads}" + (f" --kv-heads {a.kv_heads}" if a.kv_heads else "")
@@ -185,9 +188,14 @@ def _model(a: argparse.Namespace, tokenizer: Any) -> Any:
 
     from minillm.deeper.pretrained.load import load_model
     from minillm.model import CausalLM
+    from minillm.training import begin_id
 
     if a.init_from is not None:
-        return load_model(a.init_from, dtype=torch.float32)
+        model = load_model(a.init_from, dtype=torch.float32)
+        begin = begin_id(tokenizer)
+        if begin is not None:
+            model.config = replace(model.config, bos_token_id=begin)
+        return model
     config = _model_config(a, tokenizer)
     try:
         return CausalLM(config, seed=a.seed)
@@ -248,6 +256,7 @@ def _early_text(a: argparse.Namespace, model: Any, tokenizer: Any) -> str:
     from minillm.deeper.training.checkpoint import load_model_tensors
     from minillm.model import CausalLM
     from minillm.sampling import Sampler
+    from minillm.training import begin_id
 
     if distributed.is_sharded(model):
         tensors, place = distributed.whole_tensors(model), next(model.parameters()).device
@@ -255,11 +264,10 @@ def _early_text(a: argparse.Namespace, model: Any, tokenizer: Any) -> str:
             return ""
         model = CausalLM(model.config).to(place).eval()
         load_model_tensors(model, tensors)
-    begin = [tokenizer.eos_token_id]  # as each row of the training begins
-    if tokenizer.eos_token_id is None:
-        begin = tokenizer.encode_ordinary("\n")
+    begin = begin_id(tokenizer)  # as each row of the training begins
+    prompt = tokenizer.encode_ordinary("\n") if begin is None else [begin]
     sampler = Sampler(seed=a.seed)
-    return sample_texts(model, tokenizer, begin, sampler=sampler, max_new_tokens=60)[0]
+    return sample_texts(model, tokenizer, prompt, sampler=sampler, max_new_tokens=60)[0]
 
 
 def _show(record: dict[str, Any]) -> None:

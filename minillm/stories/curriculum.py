@@ -133,6 +133,7 @@ class ExactBatches:
 
     def __next__(self) -> tuple[Tensor, Tensor]:
         inputs, targets = next(self.batches)
+        begins = int(self.batches.bos_token_id != self.batches.eos_token_id)  # of the next story
         counted = targets != -100
         probs = torch.zeros(*targets.shape, len(self._bytes))
         probs.scatter_(-1, targets.where(counted, 0)[..., None], counted[..., None].float())
@@ -143,7 +144,7 @@ class ExactBatches:
                 for place, known in self._known(ids[start:end]):
                     row[start + place] = 0.0
                     row[start + place, list(known)] = torch.tensor(list(known.values()))
-                start = end + 1
+                start = end + 1 + begins
         return inputs, probs
 
     def _known(self, ids: list[int]) -> Iterator[tuple[int, dict[int, float]]]:

@@ -23,9 +23,12 @@ from minillm.cli import main as cli
 from minillm.cli.corpus import END, documents, stories
 from minillm.cli.generate import begin_ids, sample_texts
 from minillm.cli.main import main
-from minillm.deeper.pretrained.load import from_pretrained
+from minillm.config import ModelConfig
+from minillm.deeper.pretrained.load import from_pretrained, save_pretrained
 from minillm.deeper.tokenizer.wrapped import load_tokenizer
 from minillm.deeper.training.checkpoint import newest_checkpoint
+from minillm.deeper.training.documents import DocumentBatches
+from minillm.deeper.training.token_file import TokenDataset
 from minillm.generation import generate
 from minillm.model import CausalLM
 from minillm.sampling import Sampler
@@ -133,6 +136,71 @@ def test_a_prompt_begins_as_the_tokenizers_file_asks(trained):
     tokenizer.add_bos = False
     assert begin_ids(model, tokenizer, "A cat") == tokenizer.encode_ordinary("A cat")
     assert begin_ids(model, tokenizer, "") == [model.config.bos_token_id]
+
+
+KINDS = ["adds a begin token", "has one and does not add it", "has none", "llama-2", "falcon"]
+
+
+def begun_from(kind, folder):
+    """A folder with a model whose config names no begin token, and a tokenizer of a kind."""
+    names = {KINDS[0]: ["<s>", "</s>"], KINDS[1]: ["<s>", "</s>"], KINDS[2]: ["</s>"]}
+    if kind in names:
+        texts, add_bos = stories("stories-en", 30, "x"), kind == KINDS[0]
+        made = BPETokenizer.train(texts, 400, special_tokens=names[kind], add_bos=add_bos)
+    else:
+        made = load_tokenizer(write(folder.parent, kind))
+    config = ModelConfig(made.vocab_size, 32, 1, 2, 48, eos_token_id=made.eos_token_id)
+    save_pretrained(CausalLM(config, seed=0), made, folder)
+    return made
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_prompts_and_the_config_begin_alike(kind, tmp_path, monkeypatch):
+    """With the tokenizer's begin token if it adds one, else with its end token."""
+    transformers = pytest.importorskip("transformers")
+    start, out, seen = tmp_path / "start", tmp_path / "out", []
+    given = begun_from(kind, start)
+    begin = given.bos_token_id if kind in (KINDS[0], "llama-2") else given.eos_token_id
+    drawn = DocumentBatches.__next__
+    keep = lambda source: (batch := drawn(source), seen.append(batch[0]))[0]  # noqa: E731
+    monkeypatch.setattr(DocumentBatches, "__next__", keep)
+    options = ["--init-from", start, "--context-length", 2048, "--steps", 2, *SMALL]
+    assert train(out, *options) == 0
+    assert len(seen) > 1 and all((inputs[:, 0] == begin).all() for inputs in seen)
+    assert json.loads((out / "config.json").read_text())["bos_token_id"] == begin
+    model, tokenizer = from_pretrained(out)
+    ids = [begin, *tokenizer.encode_ordinary("A cat")]
+    assert tokenizer.encode("A cat") == begin_ids(model, tokenizer, "A cat") == ids
+    assert begin_ids(model, tokenizer, "") == [begin]
+    assert transformers.AutoTokenizer.from_pretrained(out).encode("A cat") == ids
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_windows_are_of_documents_that_begin_so_too(kind, tmp_path):
+    text, start, out = tmp_path / "text.txt", tmp_path / "start", tmp_path / "out"
+    text.write_text(END.join(f"the {i} cats\nsat on {i} mats" for i in range(60)))
+    given = begun_from(kind, start)
+    options = ["--init-from", start, "--corpus", text, "--context-length", 16, "--steps", 1, *SMALL]
+    assert train(out, *options) == 0
+    end, adds = given.eos_token_id, kind in (KINDS[0], "llama-2")
+    data = TokenDataset(out / "tokens.npy", eos_token_id=end)
+    found = [data[a:b].tolist() for a, b in data.documents()]
+    before = [given.bos_token_id] if adds else []  # else one's end begins the next
+    wanted = [f"the {i} cats\nsat on {i} mats" for i in range(60) if i % 10 < 9]
+    assert found == [[*before, *given.encode_ordinary(text), end] for text in wanted]
+    config = json.loads((out / "config.json").read_text())
+    assert config["bos_token_id"] == (given.bos_token_id if adds else end)
+
+
+def test_a_fresh_models_config_names_the_begin_token(tmp_path):
+    folder, out = tmp_path / "t", tmp_path / "o"
+    names = ["<s>", "</s>"]
+    texts = stories("stories-en", 30, "x")
+    BPETokenizer.train(texts, 400, special_tokens=names, add_bos=True).save(folder)
+    options = ["--tokenizer", folder, "--context-length", 1024, "--layout", "packed", *SMALL]
+    assert train(out, "--steps", 1, *options) == 0
+    config = json.loads((out / "config.json").read_text())
+    assert (config["bos_token_id"], config["eos_token_id"]) == (398, 399)
 
 
 def test_training_starts_from_a_saved_model(trained, tmp_path, capsys):
@@ -311,8 +379,6 @@ def test_train_on_a_text_file(tmp_path, layout, capsys):
     options = [*SMALL, "--layout", layout, "--context-length", 40, "--vocab-size", 290]
     assert train(out, "--steps", 3, "--corpus", text, *options) == 0
     assert "parameters" in capsys.readouterr().out
-    from minillm.deeper.training.token_file import TokenDataset
-
     _, tokenizer = from_pretrained(out)
     assert tokenizer.add_bos == (layout != "windows")  # a window begins anywhere
     data = TokenDataset(out / "tokens.npy", eos_token_id=tokenizer.eos_token_id)

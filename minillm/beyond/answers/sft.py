@@ -70,9 +70,11 @@ def _alike(a: str, b: str) -> int:
     return next((n for n, (x, y) in pairs if x != y), min(len(a), len(b)))
 
 
-def document_example(ids: Iterable[int], eos_token_id: int) -> Example:
-    """A document between two end tokens, all of which is to be learned."""
-    row = document_row(ids, eos_token_id)
+def document_example(
+    ids: Iterable[int], eos_token_id: int, bos_token_id: int | None = None
+) -> Example:
+    """A document from begin to end token, as `document_row`, all of which is to be learned."""
+    row = document_row(ids, eos_token_id, bos_token_id)
     return Example(row, [False] + [True] * (len(row) - 1))
 
 

@@ -138,10 +138,32 @@ class WrappedTokenizer:
             framed = tokenizer.encode("").ids  # what the file puts around each text
         if unknown := [i for i in framed if tokenizer.id_to_token(i) is None]:
             raise ValueError(f"the post_processor adds the id {unknown[0]}, which no token has")
-        self.add_bos = framed[:1] == [begin]
+        self._add_bos = framed[:1] == [begin]
         spellings = sorted(map(re.escape, known), key=len, reverse=True)
         self._special = re.compile("|".join(spellings) or "(?!)")
         self._spelled = spelling(tokenizer.decoder)
+
+    @property
+    def add_bos(self) -> bool:
+        """Whether `encode` puts the begin token first; set it to True to have it do so."""
+        return self._add_bos
+
+    @add_bos.setter
+    def add_bos(self, value: bool) -> None:
+        name, before = self.bos_token, self.library.post_processor
+        if not value or name is None:
+            raise ValueError(f"add_bos can be set to True, with a begin token, not {value!r}")
+        if self._add_bos:
+            return
+        from tokenizers import processors
+
+        known = [(name, self.library.token_to_id(name))]
+        added = processors.TemplateProcessing(single=[name, "$A"], special_tokens=known)
+        steps = [step for step in (before, added) if step is not None]
+        self.library.post_processor = processors.Sequence(steps)
+        self._add_bos = True
+        if self.named_tokens is not None:  # in the file, too
+            self.named_tokens = {**self.named_tokens, "bos_token": name}
 
     @classmethod
     def load(cls, path: str | Path) -> WrappedTokenizer:

@@ -15,7 +15,7 @@ from torch import Tensor
 from minillm.deeper.training.packing import batches_of_like_length, pack
 from minillm.support.checks.kinds import check_settings, count_in
 from minillm.support.checks.texts import check_texts
-from minillm.support.checks.training import check_documents, check_end
+from minillm.support.checks.training import check_begin, check_documents, check_end
 from minillm.support.checks.words import quoted
 from minillm.support.sources import IndexedSource
 from minillm.training import document_row, epoch_order, pad_rows
@@ -95,16 +95,19 @@ def _deal(
 class DocumentBatches:
     """Batches whose rows begin where a document begins; no document is cut.
 
-    A row is the end token (as "begin here"), a document, the end token. With `layout="padded"` a
-    row holds one document; rows of like length share a batch of about `batch_size * context_length`
-    tokens, with -100 as the target of padding. With `layout="packed"` a row of `context_length`
-    holds as many whole documents as fit, each after the other's end token, and a batch has
-    `batch_size` rows. Documents are drawn and dealt for `shuffle_buffer` batches at a time.
+    A row is the begin token, a document, the end token; without `bos_token_id` the end token says
+    "begin here", too. With `layout="padded"` a row holds one document; rows of like length share a
+    batch of about `batch_size * context_length` tokens, with -100 as the target of padding. With
+    `layout="packed"` a row of `context_length` holds as many whole documents as fit, one after the
+    other, and a batch has `batch_size` rows. Documents are drawn and dealt for `shuffle_buffer`
+    batches at a time.
 
     A document that is longer than a row is left out, with a warning, and counted in `skipped`.
 
         documents = TextDocuments(texts, tokenizer.encode_ordinary)
         batches = DocumentBatches(documents, 16, 256, eos_token_id=tokenizer.eos_token_id)
+
+    For a tokenizer that may have a begin token of its own, add `bos_token_id=begin_id(tokenizer)`.
 
     Shape: -> inputs (B, T), targets (B, T), int64.
     Raises: ValueError if `documents` is a text or a list of them (that is `TextDocuments`), without
@@ -118,6 +121,7 @@ class DocumentBatches:
         context_length: int,
         *,
         eos_token_id: int,
+        bos_token_id: int | None = None,
         layout: Literal["padded", "packed"] = "padded",
         shuffle_buffer: int = 16,
         seed: int = 0,
@@ -127,7 +131,9 @@ class DocumentBatches:
             raise ValueError(f"{layout=}, {batch_size=}, {context_length=}, {shuffle_buffer=}")
         check_documents(documents)
         check_end(eos_token_id)
+        check_begin(bos_token_id)
         self.documents, self.eos_token_id, self.skipped = documents, eos_token_id, 0
+        self.bos_token_id = eos_token_id if bos_token_id is None else bos_token_id
         self.settings: dict[str, Any] = {
             "batch_size": batch_size,
             "context_length": context_length,
@@ -136,6 +142,8 @@ class DocumentBatches:
             "seed": seed,
             "eos_token_id": eos_token_id,
         }
+        if self.bos_token_id != eos_token_id:
+            self.settings["bos_token_id"] = bos_token_id
         self._carry: list[list[int]] = []  # rows that did not fill a batch, for the next buffer
         self._buffer: list[list[list[int]]] = []  # batches of rows, the next one first
         self._before: dict[str, Any] = {}
@@ -148,7 +156,7 @@ class DocumentBatches:
         size, length = self.settings["batch_size"], self.settings["context_length"]
         rows, tokens, skipped = list(self._carry), sum(map(len, self._carry)), self.skipped
         while tokens < self.settings["shuffle_buffer"] * size * length:
-            row = document_row(next(self.documents), self.eos_token_id)
+            row = document_row(next(self.documents), self.eos_token_id, self.bos_token_id)
             if len(row) <= length + 1:
                 rows.append(row)
                 tokens += len(row) - 1

@@ -38,6 +38,12 @@ def share_rows(lengths: Sequence[int], width: int) -> list[list[int]]:
 
 
 def pack(rows: list[list[int]], width: int) -> list[list[int]]:
-    """Whole documents share a row of at most `width` ids; one's end token begins the next."""
-    packed = share_rows([len(row) - 1 for row in rows], width - 1)
-    return [[*rows[row[0]][:1], *(id for i in row for id in rows[i][1:])] for row in packed]
+    """Whole documents share a row of at most `width` ids; one's end token begins the next.
+
+    Where documents begin with another token than they end with, each keeps its own.
+    """
+    shared = int(bool(rows) and rows[0][0] == rows[0][-1])  # tokens that two neighbours share
+    packed = share_rows([len(row) - shared for row in rows], width - shared)
+    return [
+        [*rows[row[0]][:shared], *(id for i in row for id in rows[i][shared:])] for row in packed
+    ]

@@ -13,6 +13,7 @@ from minillm.bpe import well_formed
 from minillm.support.checks.texts import check_text, check_tokenizer
 from minillm.support.checks.words import our_words
 from minillm.support.modes import EvalMode
+from minillm.training import begin_id
 
 
 @torch.no_grad()
@@ -51,8 +52,8 @@ def evaluate_text(
 
     Each window moves on by `stride` tokens (None: half of it), and only tokens that no window has
     counted yet count: all but the first window's have at least window - stride tokens before them.
-    The begin or end token, if the tokenizer has one, stands before the text; without one the
-    first token has nothing to be predicted from, and its bytes are left out.
+    What `begin_id` names stands before the text; for a tokenizer without such a token the first
+    token has nothing to be predicted from, and its bytes are left out.
 
         bits = evaluate_text(model, tokenizer, Path("my.txt").read_text("utf-8"), window=256)
 
@@ -68,8 +69,7 @@ def evaluate_text(
     if not 1 <= stride <= window:
         raise ValueError(f"stride {stride} must be from 1 to the window, {window}")
     text = well_formed(text)
-    ids, begin = tokenizer.encode_ordinary(text), tokenizer.bos_token_id
-    begin = tokenizer.eos_token_id if begin is None else begin
+    ids, begin = tokenizer.encode_ordinary(text), begin_id(tokenizer)
     num_bytes = len(text.encode())
     if begin is None:
         num_bytes -= len(tokenizer.decode_bytes(ids[:1]))

@@ -29,6 +29,12 @@ def check_end(eos_token_id: Any) -> None:
         raise ValueError(f"{wanted}: {road}, WindowBatches needs none")
 
 
+def check_begin(bos_token_id: Any) -> None:
+    """Raises: ValueError for what is no id; None stands for the end token."""
+    if bos_token_id is not None and not isinstance(bos_token_id, Integral):
+        raise ValueError(f"bos_token_id must be the id of a token, not {quoted(bos_token_id)}")
+
+
 def check_token_row(tokens: Any) -> None:
     """Raises: ValueError for a text, texts, a path or a tokenizer where a row of ids belongs."""
     row = hasattr(tokens, "__getitem__") and not isinstance(tokens, str | bytes)
