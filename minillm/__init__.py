@@ -47,6 +47,7 @@ _PUBLIC = {
         "RowBatches",
         "TrainConfig",
         "WindowBatches",
+        "begin_id",
         "cosine_schedule",
         "cross_entropy",
         "evaluate",
