@@ -40,12 +40,7 @@ class LanguageModel(Protocol):
 
 
 def open_cache(
-    model: LanguageModel,
-    cache: str | KVCache | None,
-    input_ids: Tensor,
-    max_new_tokens: int,
-    *,
-    multiple_of: int = 1,
+    model: LanguageModel, cache: str | KVCache | None, input_ids: Tensor, max_new_tokens: int
 ) -> KVCache | None:
     """An empty cache of that kind with room for all tokens, or the given one, which may hold some.
 
@@ -55,8 +50,7 @@ def open_cache(
     B, T = input_ids.shape
     if isinstance(cache, str):
         check_room(model.config, cache, T, max_new_tokens)
-        room = -(-(T + max_new_tokens) // multiple_of) * multiple_of  # rounded up
-        return model.make_cache(cache, batch_size=B, max_length=room)
+        return model.make_cache(cache, batch_size=B, max_length=T + max_new_tokens)
     if cache is not None and cache.length >= T:
         held = f"the cache holds {cache.length} positions of a prompt of {T}"
         raise ValueError(f"{held}, but the last must be new: crop({T - 1}) the cache")

@@ -109,7 +109,7 @@ def stream_text(
     stopping = StopStrings(FROM_CONFIG, stop, tokenizer, model.config)
     memory = open_cache(model, cache, prompt, max_new_tokens)
     held, decoder = "", tokenizer.decoder()
-    options = (model, prompt, None, max_new_tokens, sampler, memory, stopping, model)
+    options = (model, prompt, None, max_new_tokens, sampler, memory, stopping)
     for drawn in decode_loop(*options):
         if on_token is not None:
             on_token(drawn)

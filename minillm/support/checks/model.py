@@ -124,20 +124,45 @@ def check_prompt(
         raise ValueError("padding must stand on the left: generation continues at the right end")
 
 
-def check_drawn(drawn: Any, rows: int) -> Tensor:
-    """What a sampler returned; not its values, for which a GPU would be waited for.
+def check_generation(
+    model: Any,
+    input_ids: Tensor,
+    attention_mask: Tensor | None,
+    max_new_tokens: int,
+    min_new_tokens: int,
+) -> None:
+    """Raises: ValueError for what is no model, no prompt, or no number of tokens."""
+    check_model(model)
+    check_prompt(input_ids, attention_mask, max_new_tokens, model.config.vocab_size)
+    if min_new_tokens < 0:
+        raise ValueError(f"min_new_tokens must not be negative: {min_new_tokens}")
 
-    Raises: ValueError unless it is ids, of that many rows.
+
+def check_ends(ids: tuple[int, ...], vocab_size: int) -> None:
+    """Raises: ValueError for end tokens outside the vocabulary."""
+    if any(not 0 <= i < vocab_size for i in ids):
+        raise ValueError(f"end tokens {ids}, but ids are 0..{vocab_size - 1}")
+
+
+def check_step(drawn: Any, ids: Tensor, cache: Any) -> None:
+    """After a step that read these ids: not the values drawn, for which a GPU would be waited for.
+
+    Raises: ValueError unless the sampler returned ids, one for each row, and each layer has put
+        all positions into its cache (an attention of one's own may forget it).
     """
     import torch
 
-    if isinstance(drawn, torch.Tensor):
-        if drawn.shape == (rows,) and drawn.dtype in (torch.int64, torch.int32):
-            return drawn
-        found = f"{drawn.dtype} {tuple(drawn.shape)}"
-    else:
+    rows, length = ids.shape
+    whole = isinstance(drawn, torch.Tensor) and drawn.dtype in (torch.int64, torch.int32)
+    if not whole or drawn.shape != (rows,):
         found = f"{drawn!r:.60}"
-    raise ValueError(f"a sampler must return ids, int64 or int32 ({rows},), not {found}")
+        if isinstance(drawn, torch.Tensor):
+            found = f"{drawn.dtype} {tuple(drawn.shape)}"
+        raise ValueError(f"a sampler must return ids, int64 or int32 ({rows},), not {found}")
+    for i, layer in enumerate(() if cache is None else cache.layers):
+        if layer.length < length and getattr(layer, "holds_keys", True):
+            road = "see help(minillm.MultiHeadAttention), or generate with cache=None"
+            raise ValueError(f"layer {i} did not call cache.update(keys, values): {road}")
 
 
 def context_length(config: Any) -> int:
@@ -159,11 +184,3 @@ def check_room(config: Any, cache: str, length: int, max_new_tokens: int) -> Non
             f"a prompt of {length} and max_new_tokens={max_new_tokens}, but this model has {known} "
             f"positions: cache={cache!r} reserves no more, cache='dynamic' grows"
         )
-
-
-def check_cached(cache: Any, length: int) -> None:
-    """Raises: ValueError unless each layer has put `length` positions into its cache."""
-    for i, layer in enumerate(cache.layers):
-        if getattr(layer, "holds_keys", True) and layer.length < length:
-            road = "see help(minillm.MultiHeadAttention), or generate with cache=None"
-            raise ValueError(f"layer {i} did not call cache.update(keys, values): {road}")
