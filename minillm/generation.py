@@ -109,7 +109,7 @@ def generate(
     Shape: (B, T) ids -> (B, T + new), rows that ended filled with the pad (or end) token.
     Raises: ValueError for a prompt that cannot be continued, and options that do not fit together.
     """
-    check_generation(model, input_ids, attention_mask, max_new_tokens, min_new_tokens)
+    check_generation(model, input_ids, attention_mask, max_new_tokens)
     stopping, parts = StoppingCriteria(eos_token_id, model.config), [input_ids]
     if stop is not None or min_new_tokens or compile:
         from minillm.deeper.generation.options import with_options

@@ -15,14 +15,14 @@ import torch
 from torch import Tensor, nn
 
 from minillm.attention import build_mask
-from minillm.cache import KVCache, make_cache
+from minillm.cache import KVCache
 from minillm.config import ModelConfig
 from minillm.heads import MultiHeadAttention
 from minillm.layers import DecoderLayer, GatedMLP, RMSNorm
 from minillm.rope import RotaryEmbedding, Rotation
-from minillm.support.checks.model import check_config, check_inputs, look_up
-from minillm.support.device import product_dtype
+from minillm.support.checks.model import check_config, check_inputs, check_kept, look_up
 from minillm.support.doors import Doors
+from minillm.support.modes import cache_for
 
 __all__ = [
     "LLAMA",
@@ -113,6 +113,16 @@ class Decoder(nn.Module):
         x = look_up(self.embed_tokens, input_ids, "token id")
         return x if self.embedding is None else self.embedding(x, position_ids)
 
+    def layer_mask(
+        self, layer: int, mask: Tensor | None, position_ids: Tensor, cache: KVCache | None
+    ) -> Tensor | None:
+        """What that layer may read, if not the same as all; asked before any layer is run."""
+        return mask
+
+    def layer_rotation(self, layer: int, rope: Rotation | None, position_ids: Tensor) -> Any:
+        """How that layer turns queries and keys, if not as all do."""
+        return rope
+
     def forward(
         self,
         x: Tensor,
@@ -129,9 +139,12 @@ class Decoder(nn.Module):
         """
         if rope is None and self.rotary is not None:
             rope = self.rotary(position_ids)
+        numbers = range(len(self.layers))
+        masks = [self.layer_mask(i, mask, position_ids, cache) for i in numbers]
+        ropes = [self.layer_rotation(i, rope, position_ids) for i in numbers]
         for i, layer in enumerate(self.layers):
             layer_cache = None if cache is None else cache[i]
-            x = layer(x, rope=rope, mask=mask, is_causal=is_causal, cache=layer_cache)
+            x = layer(x, rope=ropes[i], mask=masks[i], is_causal=is_causal, cache=layer_cache)
         return self.norm(x).to(self.norm.weight.dtype)
 
     def prepare(
@@ -143,8 +156,7 @@ class Decoder(nn.Module):
     ) -> tuple[Tensor, Tensor | None, bool]:
         """Positions in the text, the mask (None if none is needed) and whether causality suffices.
 
-        Shape: -> (B, T) or (1, T); (T, S) or (B, 1, T, S) bool.
-        Raises: ValueError for shapes that do not fit, before any work is done.
+        Shape: -> (B, T) or (1, T); (T, S) or (B, 1, T, S) bool. Raises: ValueError.
         """
         past = 0 if cache is None else cache.length
         check_inputs(input_ids, attention_mask, position_ids, past, self.rotary)
@@ -166,14 +178,9 @@ class Decoder(nn.Module):
 class CausalLM(Doors):
     """The whole model: ids in, a score for every possible next token out.
 
-    Weights are drawn with `seed`: normal with `initializer_range`, the layers' output projections
-    smaller by sqrt(2 layers), so that the sum over layers keeps its size.
-
-        model = CausalLM(ModelConfig(vocab_size=512, hidden_size=64, num_hidden_layers=2,
-                                     num_attention_heads=4, intermediate_size=176))
-        logits = model(torch.tensor([[1, 2, 3]]))  # (1, 3, 512)
-
-    Source: Radford et al. 2019, section 2.3.
+    model = CausalLM(ModelConfig(vocab_size=512, hidden_size=64, num_hidden_layers=2,
+                                 num_attention_heads=4, intermediate_size=176))
+    logits = model(torch.tensor([[1, 2, 3]]))  # (1, 3, 512)
     """
 
     def __init__(self, config: ModelConfig, *, seed: int = 0) -> None:
@@ -203,8 +210,7 @@ class CausalLM(Doors):
         Raises: ValueError for shapes that do not fit, a full cache, ids and positions that were
             never learned (on a GPU, ids are not asked for: it stops at them by itself).
         """
-        if logits_to_keep < 0:
-            raise ValueError(f"logits_to_keep must not be negative: {logits_to_keep}")
+        check_kept(logits_to_keep)
         inputs = self.model.prepare(input_ids, attention_mask, position_ids, cache)
         return self.run(input_ids, *inputs, cache, logits_to_keep)
 
@@ -222,6 +228,13 @@ class CausalLM(Doors):
         x = self.model(x, position_ids, mask, is_causal, cache)
         return self.lm_head(x[:, -logits_to_keep:])
 
+    def make_cache(self, kind: str = "dynamic", *, batch_size: int, **options: Any) -> KVCache:
+        """An empty cache (08) for that many rows. Raises: ValueError as `minillm.make_cache`."""
+        c = self.config
+        sizes = {"num_layers": c.num_hidden_layers, "num_kv_heads": c.num_key_value_heads}
+        sizes |= {"key_dim": c.head_dim, "value_dim": c.head_dim, "batch_size": batch_size}
+        return cache_for(self, kind, window=c.sliding_window, **sizes, **options)
+
     def tie_weights(self) -> None:
         """Let head and embedding be one matrix, if the config says so."""
         if self.config.tie_word_embeddings:
@@ -229,14 +242,16 @@ class CausalLM(Doors):
 
     @torch.no_grad()
     def reset_parameters(self, seed: int = 0) -> None:
-        """Draw all matrices anew; biases zero; norms as they were made."""
-        device = self.lm_head.weight.device
+        """Draw all matrices anew, those that are summed smaller; biases zero; norms as made.
+
+        Source: Radford et al. 2019, section 2.3.
+        """
+        c, device = self.config, self.lm_head.weight.device
         generator = None if device.type == "meta" else torch.Generator(device).manual_seed(seed)
-        std, layers = self.config.initializer_range, self.config.num_hidden_layers
         for name, weight in self.model.named_parameters():
             if weight.dim() > 1:
                 last = any(part in name for part in (".o_proj", ".down_proj", ".out_proj"))
-                size = std / math.sqrt(2 * layers) if last else std
+                size = c.initializer_range / (math.sqrt(2 * c.num_hidden_layers) if last else 1)
                 weight.normal_(0.0, size, generator=generator)
             elif name.endswith("_proj.bias"):
                 weight.zero_()
@@ -244,40 +259,5 @@ class CausalLM(Doors):
             draw: Any = getattr(part, "draw", None)
             if draw is not None:  # a part that begins in its own way
                 draw(generator)
-        if not self.config.tie_word_embeddings:
-            self.lm_head.weight.normal_(0.0, std, generator=generator)
-
-    def make_cache(
-        self,
-        kind: str = "dynamic",
-        *,
-        batch_size: int,
-        max_length: int | None = None,
-        **options: Any,
-    ) -> KVCache:
-        """An empty cache of the model's shape, dtype and device; kinds as in `minillm.cache`.
-
-        Inside `torch.autocast` keys and values come in its dtype, so the cache takes that.
-        Raises: ValueError for a sliding cache where the model does read all the past.
-        """
-        c, weight = self.config, self.lm_head.weight
-        if kind == "sliding" and c.sliding_window is None:
-            raise ValueError("a sliding cache drops keys that a model without sliding_window reads")
-        layers: Any = self.model.layers
-        attention = next((x.self_attn for x in layers if hasattr(x, "self_attn")), None)
-        usual = c.num_key_value_heads, c.head_dim, c.head_dim
-        heads, key, value = getattr(attention, "cache_shape", usual)  # of one's own: what it says
-        shape: dict[str, Any] = {
-            "num_layers": c.num_hidden_layers,
-            "batch_size": batch_size,
-            "num_kv_heads": heads,
-            "key_dim": key,
-            "value_dim": value,
-            "max_length": max_length,
-            "window": c.sliding_window,
-            "dtype": product_dtype(weight),
-            "device": weight.device,
-        }
-        if own := next((x.make_cache for x in layers if hasattr(x, "make_cache")), None):
-            return own(self, kind, {**shape, **options})  # of layers that keep something else
-        return make_cache(kind, **{**shape, **options})
+        if not c.tie_word_embeddings:
+            self.lm_head.weight.normal_(0.0, c.initializer_range, generator=generator)

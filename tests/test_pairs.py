@@ -49,6 +49,28 @@ class EverySecond(Decoder):
         return positions, even if mask is None else mask & even, False
 
 
+class Near(Decoder):
+    """A stack whose layers, or every second of them, read four positions and turn twice as fast."""
+
+    every = 1
+
+    def layer_mask(self, layer, mask, position_ids, cache):
+        if layer % self.every:
+            return mask
+        past, T = 0 if cache is None else cache.length, position_ids.shape[1]
+        keys = torch.arange(past + T) if cache is None else cache.key_positions(T)
+        distance = torch.arange(past, past + T)[:, None] - keys
+        near = (distance >= 0) & (distance < 4) & (keys >= 0)
+        return near if mask is None else mask & near
+
+    def layer_rotation(self, layer, rope, position_ids):
+        return rope if layer % self.every else self.rotary(2 * position_ids)
+
+
+class NearAndFar(Near):
+    every = 2
+
+
 class Doubled(RotaryEmbedding):
     """A rotation of one's own: twice as fast."""
 
@@ -79,6 +101,7 @@ class LastNorm(Decoder):
 OWN = {
     "own-forward": Family(decoder=FirstUnturned),
     "own-prepare": Family(decoder=EverySecond),
+    "own-layers": Family(decoder=NearAndFar),
     "own-rotation": Family(rotary=doubled),
     "own-norm": Family(norm=norm_of_its_own),
     "own-last-norm": Family(decoder=LastNorm),
@@ -131,6 +154,7 @@ PACKED = {
     **{"gemma": "gelu", "gpt2": "gelu", "falcon": "gelu", "mixtral": "SparseMoeBlock"},
     "deepseek_v3": "MultiHeadLatentAttention",
     "own-forward": "a FirstUnturned runs its layers in its own way",
+    "own-layers": "a NearAndFar runs its layers in its own way",
     "own-rotation": "rotary is a Doubled",
     "own-norm": "layers.0.input_layernorm is RMSNorm",
     "own-last-norm": "norm is LayerNorm",
@@ -139,6 +163,7 @@ PACKED = {
 EXPORT = {
     **dict.fromkeys(STATES, "keeps states"),
     "own-prepare": "own-prepare makes positions and masks in its own way",
+    "own-layers": "own-layers makes positions and masks in its own way",
     "llama:dynamic": "dynamic rope_scaling",
 }
 ISOLATED = {**EXPORT, "mistral": "a sliding window", "bamba:window": "a sliding window"}
@@ -205,13 +230,25 @@ def test_padding(lm, padding):
         with pytest.raises(ValueError, match="states reads no padding between tokens"):
             lm(text, attention_mask=mask)
         return
-    if padding == "middle" and lm.config.model_type == "own-prepare":
+    if padding == "middle" and lm.config.model_type in ("own-prepare", "own-layers"):
         return  # its rule counts places in the row, and so does the measure
     if padding == "middle" and lm.config.sliding_window:
         return  # likewise
     found = lm(text, attention_mask=mask)
     for row in range(2):
         right(found[row, mask[row].bool()], alone(lm, text[row], mask[row]))
+
+
+@torch.no_grad()
+def test_a_layer_says_its_own_mask_and_rotation(monkeypatch):
+    """If all say the same, it is the model whose config has that window and that rotation."""
+    monkeypatch.setitem(FAMILIES, "near", Family(decoder=Near))
+    monkeypatch.setitem(FAMILIES, "doubled", Family(rotary=doubled))
+    near = CausalLM(ModelConfig(**ATTENTION, model_type="near")).eval()
+    window = ModelConfig(**ATTENTION, model_type="doubled", sliding_window=4)
+    right(near(ids()), CausalLM(window).eval()(ids()))
+    plain = CausalLM(ModelConfig(**ATTENTION)).eval()
+    assert (near(ids()) - plain(ids())).abs().max() > 0.1
 
 
 @of_kinds()
@@ -234,7 +271,7 @@ def test_a_cache_in_pieces_and_steps(lm, cache, padding):
     for row in range(2):
         wanted = alone(lm, text[row], mask[row])
         got = found[row, mask[row].bool()]
-        if cache == "quantized" and any(layer.holds_keys for layer in memory.layers):
+        if cache == "quantized" and any(getattr(x, "holds_keys", True) for x in memory.layers):
             assert (got - wanted).square().mean().sqrt() < 0.1 * wanted.std()
         else:
             right(got, wanted)

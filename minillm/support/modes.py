@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from minillm.support.checks.model import check_room, dynamic_from
-from minillm.support.device import rng_state, set_rng_state
+from minillm.support.device import product_dtype, rng_state, set_rng_state
 
 if TYPE_CHECKING:
     from minillm.cache import KVCache
@@ -55,6 +55,27 @@ def open_cache(
         held = f"the cache holds {cache.length} positions of a prompt of {T}"
         raise ValueError(f"{held}, but the last must be new: crop({T - 1}) the cache")
     return cache
+
+
+def cache_for(model: Any, kind: str, **sizes: Any) -> KVCache:
+    """An empty cache of these sizes, or of those that the model's attention or layers want.
+
+    An attention says its own (heads, size of a key, size of a value) as `cache_shape`; a layer that
+    keeps something else makes the cache, with `make_cache(model, kind, sizes)`. The device is the
+    model's, and the dtype, inside `torch.autocast` that in which keys and values come.
+    Raises: ValueError for a sliding cache where the model does read all the past.
+    """
+    from minillm.cache import make_cache
+
+    if kind == "sliding" and model.config.sliding_window is None:
+        raise ValueError("a sliding cache drops keys that a model without sliding_window reads")
+    layers, weight = model.model.layers, model.lm_head.weight
+    sizes = {"max_length": None, "dtype": product_dtype(weight), "device": weight.device, **sizes}
+    attention = next((x.self_attn for x in layers if hasattr(x, "self_attn")), None)
+    if own := getattr(attention, "cache_shape", None):
+        sizes.update(zip(("num_kv_heads", "key_dim", "value_dim"), own, strict=True))
+    maker = next((x.make_cache for x in layers if hasattr(x, "make_cache")), None)
+    return make_cache(kind, **sizes) if maker is None else maker(model, kind, sizes)
 
 
 class EvalMode:
@@ -103,7 +124,8 @@ def check_positionwise(model: Any, lost: str) -> None:
     kind = model.config.model_type
     if model.config.stateful:
         raise ValueError(f"{lost}: {kind} keeps states")
-    if own_method(model.model, "prepare", Decoder) or own_method(model, "forward", CausalLM):
+    makes_masks = [own_method(model.model, x, Decoder) for x in ("prepare", "layer_mask")]
+    if any(makes_masks) or own_method(model, "forward", CausalLM):
         raise ValueError(f"{lost}: {kind} makes positions and masks in its own way")
     if dynamic_from(model.model.rotary) < math.inf:
         raise ValueError(f"{lost}: dynamic rope_scaling turns keys by the length of the whole pass")

@@ -204,25 +204,12 @@ def check_no_gap(attention_mask: Tensor) -> None:
 class StateDecoder(Decoder):
     """A stack in which layers with a state are told which positions are padding: those at -1."""
 
-    def forward(
-        self,
-        x: Tensor,
-        position_ids: Tensor,
-        mask: Tensor | None,
-        is_causal: bool,
-        cache: KVCache | None = None,
-        rope: Any = None,
-    ) -> Tensor:
+    def layer_mask(
+        self, layer: int, mask: Tensor | None, position_ids: Tensor, cache: KVCache | None
+    ) -> Tensor | None:
         c: Any = self.config
-        if rope is None and self.rotary is not None:
-            rope = self.rotary(position_ids)
-        for i, layer in enumerate(self.layers):
-            seen = mask
-            if mask is not None and c.has_state(i):
-                seen = position_ids >= 0  # which positions are no padding: all that a state asks
-            layer_cache = None if cache is None else cache[i]
-            x = layer(x, rope=rope, mask=seen, is_causal=is_causal, cache=layer_cache)
-        return self.norm(x).to(self.norm.weight.dtype)
+        # which positions are no padding: all that a state asks
+        return mask if mask is None or not c.has_state(layer) else position_ids >= 0
 
     def prepare(
         self,

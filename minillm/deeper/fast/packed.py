@@ -396,7 +396,10 @@ def other_part(model: CausalLM) -> str | None:
         return f"rotary is a {type(rotary).__name__}"
     if not plain_norm(model.model.norm, eps):
         return f"norm is {model.model.norm}"
-    if own_method(model.model, "forward", Decoder) or own_method(model, "forward", CausalLM):
+    ways = ("forward", "layer_mask", "layer_rotation")
+    if any(own_method(model.model, x, Decoder) for x in ways) or own_method(
+        model, "forward", CausalLM
+    ):
         return f"a {type(model.model).__name__} runs its layers in its own way"
     return None
 

@@ -31,7 +31,7 @@ def with_options(
 ) -> tuple[Any, Callable[[Tensor, Tensor], Tensor], StoppingCriteria]:
     """What stands in for the model, the sampler and what ends a row.
 
-    Raises: ValueError as `StopStrings` and `compiled_step` do.
+    Raises: ValueError as `StopStrings`, `HeldOff` and `compiled_step` do.
     """
     if stop is not None:
         stopping = StopStrings(eos_token_id, stop, tokenizer, model.config)
@@ -41,7 +41,10 @@ def with_options(
 
 
 class HeldOff:
-    """A sampler that draws no end token while there are fewer new tokens than a minimum."""
+    """A sampler that draws no end token while there are fewer new tokens than a minimum.
+
+    Raises: ValueError for a negative minimum.
+    """
 
     def __init__(
         self,
@@ -50,6 +53,8 @@ class HeldOff:
         length: int,
         minimum: int,
     ) -> None:
+        if minimum < 0:
+            raise ValueError(f"min_new_tokens must not be negative: {minimum}")
         self.sampler, self.ends = sampler, stopping.eos
         self.length, self.minimum = length, minimum  # the prompt's, and that of new tokens
 

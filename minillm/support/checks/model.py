@@ -75,6 +75,12 @@ def check_inputs(
         )
 
 
+def check_kept(logits_to_keep: int) -> None:
+    """Raises: ValueError for a negative number of positions."""
+    if logits_to_keep < 0:
+        raise ValueError(f"logits_to_keep must not be negative: {logits_to_keep}")
+
+
 def dynamic_from(rotary: Any) -> float:
     """The length from which on a rotation depends on the length; no limit for most."""
     return rotary.max_position_embeddings if getattr(rotary, "dynamic", False) else math.inf
@@ -125,17 +131,11 @@ def check_prompt(
 
 
 def check_generation(
-    model: Any,
-    input_ids: Tensor,
-    attention_mask: Tensor | None,
-    max_new_tokens: int,
-    min_new_tokens: int,
+    model: Any, input_ids: Tensor, attention_mask: Tensor | None, max_new_tokens: int
 ) -> None:
     """Raises: ValueError for what is no model, no prompt, or no number of tokens."""
     check_model(model)
     check_prompt(input_ids, attention_mask, max_new_tokens, model.config.vocab_size)
-    if min_new_tokens < 0:
-        raise ValueError(f"min_new_tokens must not be negative: {min_new_tokens}")
 
 
 def check_ends(ids: tuple[int, ...], vocab_size: int) -> None:
