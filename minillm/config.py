@@ -10,20 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
-from minillm.support.checks.kinds import (
-    NOT_NEGATIVE,
-    POSITIVE,
-    SHARE,
-    SWITCH,
-    TABLE,
-    Kind,
-    any_of,
-    check_kind,
-    list_of,
-    whole,
-)
-from minillm.support.checks.words import said_here
-from minillm.support.family import Family, check_given, check_rotation, check_shared, family_of
+from minillm.support.checks.config import LLAMA_KEYS, check_keys, check_llama
+from minillm.support.checks.kinds import Kind
+from minillm.support.family import Family, config_class, family_of
 
 __all__ = ["UNSET", "ModelConfig"]
 
@@ -84,41 +73,18 @@ class ModelConfig:
         "mlp_bias": False,
         "tie_word_embeddings": False,
     }
-    kinds: ClassVar[Mapping[str, Kind]] = {  # what each key may hold
-        **dict.fromkeys(["vocab_size", "hidden_size", "num_hidden_layers", "head_dim"], whole(1)),
-        **dict.fromkeys(["num_attention_heads", "num_key_value_heads"], whole(1)),
-        **dict.fromkeys(["intermediate_size", "max_position_embeddings"], whole(1)),
-        "sliding_window": whole(1),
-        **dict.fromkeys(["rms_norm_eps", "rope_theta"], POSITIVE),
-        "rope_scaling": TABLE,
-        **dict.fromkeys(["attention_bias", "mlp_bias", "tie_word_embeddings"], SWITCH),
-        "attention_dropout": SHARE,
-        "initializer_range": NOT_NEGATIVE,
-        "bos_token_id": whole(0),
-        "eos_token_id": any_of(whole(0), list_of(whole(0))),
-        "pad_token_id": whole(-1),  # early files of Llama's say -1
-    }
+    kinds: ClassVar[Mapping[str, Kind]] = LLAMA_KEYS  # what each key may hold
 
     def __new__(cls, *args: Any, **keys: Any) -> "ModelConfig":
         """An empty config of the family's class, which `__init__` fills."""
-        if cls is not ModelConfig or not (args or keys):  # a copy is filled without arguments
-            return object.__new__(cls)
-        kind = args[5] if len(args) > 5 else keys.get("model_type", "llama")
-        kept = family_of(kind).config or ModelConfig
-        known = [f.name for f in fields(kept)]
-        if strange := sorted(keys.keys() - {*known}):
-            raise ValueError(f"a {kind} config has no {said_here(strange, known)}")
-        return object.__new__(kept)
+        given = cls is ModelConfig and (args or keys)  # a copy is filled without arguments
+        return object.__new__(config_class(cls, args, keys) if given else cls)
 
     def __post_init__(self) -> None:
-        if type(self) is not (self.family.config or ModelConfig):
-            raise ValueError(f"a {type(self).__name__} cannot be of the family {self.model_type}")
+        check_keys(self, ModelConfig)
         for f in fields(self):
-            value = getattr(self, f.name)
-            if f.name in self.kinds and (value is not None or f.default is not None):
-                check_kind(f.name, value, self.kinds[f.name])
-            if isinstance(value, list) and f.name in self.kinds:
-                object.__setattr__(self, f.name, tuple(value))
+            if isinstance(value := getattr(self, f.name), list) and f.name in self.kinds:
+                object.__setattr__(self, f.name, tuple(value))  # frozen, but not finished yet
         for key, value in {**self.habits, **self.follows()}.items():
             if getattr(self, key) is None:
                 object.__setattr__(self, key, value)
@@ -133,13 +99,7 @@ class ModelConfig:
 
     def check(self) -> None:
         """Raises: ValueError for keys that are lacking, or contradict each other."""
-        check_given(self, "num_attention_heads intermediate_size")
-        H, G = self.num_attention_heads, self.num_key_value_heads
-        if H % G:
-            raise ValueError(f"{H} query heads do not share {G} key/value heads evenly")
-        if self.positions == "rotary":
-            check_rotation(self)
-        check_shared(self)
+        check_llama(self)
 
     @property
     def family(self) -> Family:

@@ -5,8 +5,8 @@ Written by hand; deeper/10_families shows the families, and how to add one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, MutableMapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass, field, fields
 from pkgutil import resolve_name
 from typing import Any
 
@@ -21,6 +21,7 @@ from minillm.support.checks.kinds import (
     list_of,
     whole,
 )
+from minillm.support.checks.words import said_here
 
 
 @dataclass(frozen=True)
@@ -113,6 +114,19 @@ def family_of(model_type: Any) -> Family:
     if not isinstance(found, Family):
         raise ValueError(f"FAMILIES[{model_type!r}] must be a Family, not {found!r:.60}")
     return found
+
+
+def config_class(usual: Any, args: Sequence[Any], keys: Mapping[str, Any]) -> Any:
+    """The class of the configs of the family that a config's arguments name; `usual` for most.
+
+    Raises: ValueError for a family that there is not, and for a key that its configs have not.
+    """
+    kind = args[5] if len(args) > 5 else keys.get("model_type", "llama")
+    kept = family_of(kind).config or usual
+    known = [f.name for f in fields(kept)]
+    if strange := sorted(keys.keys() - {*known}):
+        raise ValueError(f"a {kind} config has no {said_here(strange, known)}")
+    return kept
 
 
 # Names that Hugging Face's files have for activations with another name here.
