@@ -41,8 +41,9 @@ def check_keys(c: Any, usual: type) -> None:
 
     `usual` is the class of families that add no keys.
     """
-    if type(c) is not (c.family.config or usual):
-        raise ValueError(f"a {type(c).__name__} cannot be of the family {c.model_type}")
+    kind: Any = type(c)
+    if kind is not (c.family.config or usual):
+        raise ValueError(f"a {kind.__name__} cannot be of the family {c.model_type}")
     for f in fields(c):
         value = getattr(c, f.name)
         if f.name in c.kinds and (value is not None or f.default is not None):
