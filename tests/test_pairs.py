@@ -4,8 +4,10 @@ copies, exported steps, guesses and examples side by side. A pair is right, or r
 The measure is the plain pass without a cache, over each row alone.
 """
 
+import copy
 import dataclasses
 import warnings
+from functools import cache as remembered
 
 import pytest
 import torch
@@ -108,9 +110,10 @@ OWN = {
     "own-mlp": Family(mlp=gelu_mlp),
     "own-nothing": Family(layer=llama_layer, rotary=llama_rotary),
 }
-SIZES = {"vocab_size": 61, "hidden_size": 32, "num_hidden_layers": 4, "initializer_range": 0.3}
+SIZES = {"vocab_size": 61, "hidden_size": 32, "num_hidden_layers": 2, "initializer_range": 0.3}
 SIZES |= {"max_position_embeddings": 128}
 ATTENTION = {**SIZES, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 24}
+FOUR = {**ATTENTION, "num_hidden_layers": 4}
 STATE = {"state_size": 8, "num_heads": 4, "n_groups": 1, "chunk_size": 4}
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2}
 MLA = {"kv_lora_rank": 8, "qk_nope_head_dim": 4, "qk_rope_head_dim": 4, "v_head_dim": 4}
@@ -125,18 +128,18 @@ KINDS = {
     "deepseek_v3": {**ATTENTION, **MLA, "num_key_value_heads": 4},
     "mamba": {**SIZES, "state": {"state_size": 8}},
     "mamba2": {**SIZES, "state": STATE},
-    "bamba": {**ATTENTION, "state": STATE, "attn_layer_indices": (0, 2)},  # a state stands last
-    "bamba:last": {**ATTENTION, "state": STATE, "attn_layer_indices": (1, 3)},
-    "bamba:one": {**ATTENTION, "state": STATE, "attn_layer_indices": (1,)},
-    "bamba:none": {**ATTENTION, "state": STATE, "attn_layer_indices": ()},
+    "bamba": {**FOUR, "state": STATE, "attn_layer_indices": (0, 2)},  # a state stands last
+    "bamba:last": {**FOUR, "state": STATE, "attn_layer_indices": (1, 3)},
+    "bamba:one": {**FOUR, "state": STATE, "attn_layer_indices": (1,)},
+    "bamba:none": {**FOUR, "state": STATE, "attn_layer_indices": ()},
     "bamba:window": {
-        **ATTENTION,
+        **FOUR,
         "state": STATE,
         "attn_layer_indices": (0, 2),
         "sliding_window": 4,
     },
     "bamba:attention": {
-        **ATTENTION,
+        **FOUR,
         "state": STATE,
         "attn_layer_indices": (0, 1, 2, 3),
         "partial_rotary_factor": 0.5,
@@ -168,19 +171,23 @@ EXPORT = {
 }
 ISOLATED = {**EXPORT, "mistral": "a sliding window", "bamba:window": "a sliding window"}
 GUESSES = dict.fromkeys(STATES, "a state cannot go back")
-COMPILED = dict.fromkeys(STATES, "cannot be compiled")
+
+
+@pytest.fixture(autouse=True)
+def families_of_ones_own(monkeypatch):
+    for kind, family in OWN.items():
+        monkeypatch.setitem(FAMILIES, kind, family)
 
 
 @pytest.fixture
-def lm(request, monkeypatch):
-    """The model of a kind, in eval mode, its biases and norms moved too."""
-    return made(request.param, monkeypatch)
+def lm(request):
+    return made(request.param)
 
 
-def made(kind, monkeypatch, seed=0):
+@remembered
+def made(kind, seed=0):
+    """The model of a kind, in eval mode, its biases and norms moved too; no test changes it."""
     family = kind.partition(":")[0]
-    if kind in OWN:
-        monkeypatch.setitem(FAMILIES, kind, OWN[kind])
     model = CausalLM(ModelConfig(**KINDS[kind], model_type=family), seed=seed).eval()
     generator = torch.Generator().manual_seed(7 + seed)
     with torch.no_grad():
@@ -205,8 +212,9 @@ def of_kinds(kinds=KINDS):
     return pytest.mark.parametrize("lm", kinds, indirect=True)
 
 
-def right(found, wanted):
-    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=2e-5)
+def right(found, wanted, what=None):
+    said = None if what is None else lambda message: f"{what}: {message}"
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=2e-5, msg=said)
 
 
 def alone(lm, row, mask):
@@ -253,43 +261,41 @@ def test_a_layer_says_its_own_mask_and_rotation(monkeypatch):
 
 @of_kinds()
 @pytest.mark.parametrize("padding", [None, "left"])
-@pytest.mark.parametrize("cache", CACHE_KINDS)
 @torch.no_grad()
-def test_a_cache_in_pieces_and_steps(lm, cache, padding):
+def test_caches_in_pieces_and_steps(lm, padding):
     """One pass in pieces of 5, 1, 1, 3 and 2 tokens is one pass, whatever is kept between them."""
     text, mask = ids(), masks(padding)
-    if cache == "sliding" and lm.config.sliding_window is None:
-        with pytest.raises(ValueError, match="a sliding cache drops keys"):
-            lm.make_cache(cache, batch_size=2)
-        return
-    memory, parts, done = lm.make_cache(cache, batch_size=2, max_length=12), [], 0
-    for piece in text.split([5, 1, 1, 3, 2], dim=1):
-        done += piece.shape[1]
-        given = {} if padding is None else {"attention_mask": mask[:, :done]}
-        parts.append(lm(piece, cache=memory, **given))
-    found = torch.cat(parts, 1)
-    for row in range(2):
-        wanted = alone(lm, text[row], mask[row])
-        got = found[row, mask[row].bool()]
-        if cache == "quantized" and any(getattr(x, "holds_keys", True) for x in memory.layers):
-            assert (got - wanted).square().mean().sqrt() < 0.1 * wanted.std()
-        else:
-            right(got, wanted)
+    rows = [alone(lm, text[row], mask[row]) for row in range(2)]
+    for cache in CACHE_KINDS:
+        if cache == "sliding" and lm.config.sliding_window is None:
+            with pytest.raises(ValueError, match="a sliding cache drops keys"):
+                lm.make_cache(cache, batch_size=2)
+            continue
+        memory, parts, done = lm.make_cache(cache, batch_size=2, max_length=12), [], 0
+        for piece in text.split([5, 1, 1, 3, 2], dim=1):
+            done += piece.shape[1]
+            given = {} if padding is None else {"attention_mask": mask[:, :done]}
+            parts.append(lm(piece, cache=memory, **given))
+        found = torch.cat(parts, 1)
+        for row, wanted in enumerate(rows):
+            got = found[row, mask[row].bool()]
+            if cache == "quantized" and any(getattr(x, "holds_keys", True) for x in memory.layers):
+                assert (got - wanted).square().mean().sqrt() < 0.1 * wanted.std()
+            else:
+                right(got, wanted, cache)
 
 
 @of_kinds()
-@pytest.mark.parametrize("cache", ["dynamic", "static", "sliding", "paged", None])
 @torch.no_grad()
-def test_generation(lm, cache):
-    if cache == "sliding" and lm.config.sliding_window is None:
-        cache = lm.make_cache("dynamic", batch_size=2).fork()  # a copy of a cache, instead
-    text, mask = ids(), masks("left")
-    found = generate(
-        lm, text, max_new_tokens=8, eos_token_id=None, cache=cache, attention_mask=mask
-    )
-    for row in range(2):
-        wanted = written(lm, text[row][mask[row].bool()][None], 8)
-        assert torch.equal(found[row, 12:], wanted[0, -8:])
+def test_generation(lm):
+    text, mask, options = ids(), masks("left"), {"max_new_tokens": 8, "eos_token_id": None}
+    rows = [written(lm, text[row][mask[row].bool()][None], 8)[0, -8:] for row in range(2)]
+    for kind in ("dynamic", "static", "sliding", "paged", None):
+        cache = kind
+        if kind == "sliding" and lm.config.sliding_window is None:
+            cache = lm.make_cache("dynamic", batch_size=2).fork()  # a copy of a cache, instead
+        found = generate(lm, text, cache=cache, attention_mask=mask, **options)
+        assert torch.equal(found[:, 12:], torch.stack(rows)), kind
 
 
 @of_kinds()
@@ -344,11 +350,11 @@ def test_examples_side_by_side(lm, request):
 
 @of_kinds()
 @torch.no_grad()
-def test_guesses(lm, request, monkeypatch):
+def test_guesses(lm, request):
     kind = request.node.callspec.params["lm"]
-    draft = made(kind, monkeypatch, seed=1)
+    draft = made(kind, seed=1)
     options = {"max_new_tokens": 12, "eos_token_id": None}
-    plain = made("llama", monkeypatch, seed=1)
+    plain = made("llama", seed=1)
     if kind in GUESSES:
         for one, other in ((lm, draft), (plain, draft), (lm, plain)):
             with pytest.raises(ValueError, match=GUESSES[kind]):
@@ -359,20 +365,19 @@ def test_guesses(lm, request, monkeypatch):
         assert torch.equal(found, written(one, ids(1), 12))
 
 
-@of_kinds()
-def test_compiled_steps(lm, request):
-    kind = request.node.callspec.params["lm"]
-    if kind in COMPILED:
-        with pytest.raises(ValueError, match=COMPILED[kind]):
-            compiled_step(lm, lm.make_cache("static", batch_size=1, max_length=8))
+@of_kinds(sorted(STATES))
+def test_compiled_steps(lm):
+    with pytest.raises(ValueError, match="cannot be compiled"):
+        compiled_step(lm, lm.make_cache("static", batch_size=1, max_length=8))
 
 
 @pytest.mark.parametrize("last", [False, True], ids=["a state last", "attention last"])
 @pytest.mark.parametrize("kind", CACHE_KINDS)
-def test_layers_of_two_kinds_are_one_cache(kind, last, monkeypatch):
+def test_layers_of_two_kinds_are_one_cache(kind, last):
     """Forks, rows, and going back to the start, between layers that attend and states."""
-    lm, text = made("bamba:last" if last else "bamba", monkeypatch), ids(2, 20)
+    lm, text = made("bamba:last" if last else "bamba"), ids(2, 20)
     if kind == "sliding":
+        lm = copy.deepcopy(lm)
         lm.config = dataclasses.replace(lm.config, sliding_window=64)
         lm.model.config = lm.config
     cache = lm.make_cache(kind, batch_size=2, max_length=20)
