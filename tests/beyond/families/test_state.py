@@ -326,8 +326,7 @@ def file_of(name):
         ("bamba", {"mamba_d_head": 5}, "mamba_d_head 5 times 4 heads is not expand"),
         ("bamba", {"mamba_n_heads": 0}, "mamba_n_heads must be a whole number from 1"),
         ("bamba", {"attn_layer_indices": [7]}, r"attn_layer_indices \[7\]"),
-        ("bamba", {"partial_rotary_factor": 0.75}, "partial_rotary_factor=0.75 is not supported"),
-        ("llama-3", {"partial_rotary_factor": 0.5}, "partial_rotary_factor=0.5 is not supported"),
+        ("llama-3", {"partial_rotary_factor": 0.5}, "rotating only a part of each head is not"),
     ],
 )
 def test_files_that_say_what_we_do_not_compute_are_refused(name, changes, message):
