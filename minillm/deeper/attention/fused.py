@@ -78,6 +78,7 @@ def sdpa(
     if is_causal and not (mask is None and bias is None and q.shape[2] == k.shape[2]):
         causal = causal_mask(q.shape[2], k.shape[2], device=q.device)
         mask, is_causal = causal if mask is None else mask & causal, False
+    allowed = mask
     if bias is not None:
         bias = bias if q.is_cpu else bias.to(q.dtype)  # a GPU's kernels want one type
         mask = bias if mask is None else bias.masked_fill(~mask, -torch.inf)
@@ -95,6 +96,8 @@ def sdpa(
         enable_gqa=q.shape[1] > k.shape[1],
     )  # fmt: skip
     out = out if out.shape[1] == H else out.reshape(B, H, T, E)
+    if allowed is not None and q.is_cuda:  # cuDNN's kernel makes up what a row without keys reads
+        out = out.masked_fill(~allowed.any(-1, keepdim=True), 0.0)
     return out if out.shape[3] == E else out[..., :E]
 
 
