@@ -171,14 +171,14 @@ def test_beam_search_and_exhaustive_search():
 
 @pytest.mark.parametrize("family", ["llama", "mistral", "deepseek_v3", "bamba"])
 def test_apples_device_which_has_no_float64(family):
-    """Without float64 the probabilities come to the CPU, once a step."""
+    """Without float64 the probabilities come to the CPU, twice a step: for top_p and the draw."""
 
     def run(m, ids, mask):
         options = {"attention_mask": mask, "eos_token_id": None}
         return generate(m, ids, max_new_tokens=4, sampler=Sampler(**DIALS), **options)
 
     waits = same_there(run, model_of(family), IDS, MASK, kind="mps").waits
-    assert waits["cpu"] == 4
+    assert waits["cpu"] == 8
 
 
 # The sampler

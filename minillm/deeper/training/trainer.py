@@ -7,7 +7,7 @@ Explained in deeper/07_runs_that_survive.
 
 import math
 from collections.abc import Callable, Iterable
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
@@ -272,5 +272,6 @@ def token_byte_lengths(tokenizer: Any) -> Tensor:
     """
     lengths = [0] * tokenizer.vocab_size
     for i in set(range(len(lengths))) - set(tokenizer.special_tokens.values()):
-        lengths[i] = len(tokenizer.decode_bytes([i]))  # none where ids have gaps
+        with suppress(ValueError):  # ids may have gaps, and one's own tokenizer may refuse them
+            lengths[i] = len(tokenizer.decode_bytes([i]))
     return torch.tensor(lengths)

@@ -117,7 +117,7 @@ def padded(*lengths, seed=0):
 def balanced(name, source, steps=8, *, balance, batches=2, run=None, **settings):
     """In float64: trained weights of two ways to add up can be compared closely."""
     model = CausalLM(FAMILY_CONFIGS[name], seed=1).double()
-    config = TrainConfig(
+    config = RunConfig(
         steps, max_lr=1e-2, warmup_steps=1, gradient_accumulation_steps=batches, **settings
     )
     balance = RouterBalance(model, **balance)

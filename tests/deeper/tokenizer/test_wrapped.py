@@ -23,7 +23,7 @@ from minillm.deeper.pretrained.load import from_pretrained, save_pretrained
 from minillm.deeper.tokenizer.hf_json import DIGEST
 from minillm.deeper.tokenizer.wrapped import WrappedTokenizer, load_tokenizer
 from minillm.model import CausalLM
-from minillm.training import token_byte_lengths
+from minillm.deeper.training.trainer import token_byte_lengths
 
 TEXTS = [
     *NATURAL.values(),
