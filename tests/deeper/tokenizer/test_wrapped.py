@@ -22,8 +22,8 @@ from minillm.deeper.generation.stream import StopStrings, stream_text
 from minillm.deeper.pretrained.load import from_pretrained, save_pretrained
 from minillm.deeper.tokenizer.hf_json import DIGEST
 from minillm.deeper.tokenizer.wrapped import WrappedTokenizer, load_tokenizer
-from minillm.model import CausalLM
 from minillm.deeper.training.trainer import token_byte_lengths
+from minillm.model import CausalLM
 
 TEXTS = [
     *NATURAL.values(),
