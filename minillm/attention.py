@@ -122,7 +122,7 @@ def attention_weights(
         scores = scores + bias.to(scores.dtype)
     if is_causal:
         causal = causal_mask(q.shape[2], k.shape[2], device=q.device)
-        mask = causal if mask is None else mask & causal
+        mask = causal if mask is None else causal & mask
     if mask is not None:
         scores = scores.masked_fill(~mask, -torch.inf)
     return softmax(scores, dim=-1).to(q.dtype)
