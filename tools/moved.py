@@ -137,10 +137,12 @@ def carry(copy: Copy, course: Path) -> str:
             continue
         data, reference = copy.page(name), build.Notebook(course, name)
         docs = {c["id"]: docstring(text_of(c)) for c in reference.data["cells"]}
-        for cell in data["cells"]:
+        for cell in [*data["cells"]]:
             cell_id, source = cell.get("id"), text_of(cell)
-            if copy.untouched(name, cell_id, cell):
-                continue  # `update` brings the course's
+            if copy.untouched(name, cell_id, cell):  # `update` brings the course's, if it has one
+                if exported(cell) and cell_id not in docs:
+                    data["cells"].remove(cell)
+                continue
             new = rewritten(source)
             if exported(cell):
                 module = marks({**cell, "source": new})["export"]
