@@ -596,7 +596,7 @@ def test_grade_tells_passed_failed_and_waiting(copy, monkeypatch, capsys):
     code = student.main(["grade", "1", "--to", str(copy.root)])
     said = capsys.readouterr().out
     assert code == 0
-    assert "01_ngrams: 1 of 16 bodies written; tests: 2 passed, 2 failed, 4 waiting" in said
+    assert "01_ngrams: 1 of 15 bodies written; tests: 2 passed, 2 failed, 4 waiting" in said
     assert "failed: tests/test_a.py::test_wrong\n        AssertionError: seven" in said
     assert "a process that the test began ended with 1 | KeyError: 'why' (test_a.py, line" in said
     assert '(test_a.py, line 9: assert bits_per_byte(1.0, 1) == 7, "seven")' in said
