@@ -195,7 +195,7 @@ except OSError:
         "4 of 5",
     )
     assert rows["eve"]["not_run"] == "2"
-    assert rows["fred"]["waiting"] == "2" and rows["fred"]["written"] == "0 of 16"
+    assert rows["fred"]["waiting"] == "2" and rows["fred"]["written"] == "0 of 15"
     assert rows["hans"]["first_message"] == f"there are 0 files {PAGE} in it, not one"
     assert (
         "ida.ipynb" not in rows["ida"]["first_message"]
