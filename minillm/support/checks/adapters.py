@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from minillm.support.checks.kinds import SHARE, check_kind, number, whole
+
 if TYPE_CHECKING:
     from torch import nn
-from minillm.support.checks.kinds import SHARE, check_kind, number, whole
+
 
 _MOST_ALPHA = 1_000_000  # adapters in use have an alpha of 1 to some thousands
 

@@ -7,9 +7,10 @@ import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from minillm.support.checks.words import quoted
+
 if TYPE_CHECKING:
     from torch import Tensor, nn
-from minillm.support.checks.words import quoted
 
 
 def check_config(config: Any) -> None:

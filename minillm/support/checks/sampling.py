@@ -6,10 +6,12 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from torch import Tensor
 from minillm.support.checks.kinds import check_number
 from minillm.support.checks.words import quoted
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
 
 _RANGES = {  # in words, and whether a number is in it
     "temperature": ("> 0", lambda x: x > 0),

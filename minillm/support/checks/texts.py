@@ -8,10 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from numbers import Integral
 from operator import index
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    pass
 from minillm.support.checks.words import quoted
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from torch import Tensor
 from minillm.support.checks.kinds import (
     NOT_NEGATIVE,
     SHARE,
@@ -19,6 +17,9 @@ from minillm.support.checks.kinds import (
 )
 from minillm.support.checks.texts import check_texts, check_tokenizer
 from minillm.support.checks.words import quoted
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def check_end(eos_token_id: Any) -> None:

@@ -5,10 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from functools import wraps
 from inspect import signature
-from typing import TYPE_CHECKING, Any, TypeVar
-
-if TYPE_CHECKING:
-    pass
+from typing import Any, TypeVar
 
 
 def quoted(value: object, most: int = 60) -> str:
