@@ -95,6 +95,25 @@ def test_the_table_names_every_notebook():
     assert sorted(rows) == sorted(pages)
 
 
+def test_the_house_names_every_file():
+    rows = re.findall(r"^\| `([\w/]+)/` \| (`.*`) \|$", README.partition("## The house")[2], re.M)
+    told = {room: set(re.findall(r"`([\w.]+)/?`", files)) for room, files in rows}
+    there: dict[str, set[str]] = {}
+    for path in (ROOT / "minillm").rglob("*.py"):
+        place = path.relative_to(ROOT / "minillm").parent.as_posix()
+        if place in told and path.name != "__init__.py":
+            there.setdefault(place, set()).add(path.name)
+    there["support"].add("checks")  # a folder, a file for each subject
+    assert told == there
+    twelve = re.search(r"^(`ngram\.py` \(01\).*)$", README, re.M)[1]
+    top = {path.name for path in (ROOT / "minillm").glob("*.py")}
+    assert {*re.findall(r"`(\w+\.py)`", twelve)} == top - {
+        "__init__.py",
+        "__main__.py",
+        "exercises.py",
+    }
+
+
 def test_ci_runs_the_command_of_the_readme():
     script = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
     assert "\nmake test\n" in script and "make test" in README

@@ -1,4 +1,4 @@
-"""Families of models: what sets each apart from Llama, and what all their configs must be.
+"""Families of models: what sets each apart from Llama.
 
 Written by hand; deeper/10_families shows the families, and how to add one.
 """
@@ -10,17 +10,6 @@ from dataclasses import dataclass, field, fields
 from pkgutil import resolve_name
 from typing import Any
 
-from minillm.support.checks.kinds import (
-    NOT_NEGATIVE,
-    POSITIVE,
-    SWITCH,
-    TEXT,
-    Kind,
-    check_kind,
-    check_known,
-    list_of,
-    whole,
-)
 from minillm.support.checks.words import said_here
 
 
@@ -139,58 +128,3 @@ ACTIVATION_SPELLINGS: Mapping[str, str] = {
     "swish": "silu",
     "relu2": "relu_squared",
 }
-
-# What the table rope_scaling may hold; in files, rope_parameters too.
-SCALING: Mapping[str, Kind] = {
-    **dict.fromkeys(("rope_type", "type"), TEXT),
-    "original_max_position_embeddings": whole(1),
-    **dict.fromkeys(("rope_theta", "factor", "low_freq_factor", "high_freq_factor"), POSITIVE),
-    **dict.fromkeys(("beta_fast", "beta_slow", "attention_factor"), POSITIVE),
-    **dict.fromkeys(("mscale", "mscale_all_dim"), NOT_NEGATIVE),
-    **dict.fromkeys(("long_factor", "short_factor"), list_of(POSITIVE)),
-    "truncate": SWITCH,
-    "partial_rotary_factor": POSITIVE,
-}
-
-
-def check_given(c: Any, keys: str) -> None:
-    """Raises: ValueError that names those of these keys that lack."""
-    if missing := [key for key in keys.split() if getattr(c, key) is None]:
-        raise ValueError(f"a {c.model_type} config lacks {', '.join(missing)}")
-
-
-def check_rotation(c: Any) -> None:
-    """Raises: ValueError if a head cannot be turned as the config says."""
-    rotated = getattr(c, "rotated", c.head_dim)  # Bamba turns a part of each head
-    if rotated % 2 or not rotated:
-        part = "" if rotated == c.head_dim else f" of which {rotated} rotate"
-        raise ValueError(f"rotary positions turn pairs: head_dim {c.head_dim}{part} is odd")
-    if c.rope_scaling is None:
-        return
-    for key in c.rope_scaling.keys() & SCALING.keys():
-        if (value := c.rope_scaling[key]) is not None:
-            check_kind(f"rope_scaling.{key}", value, SCALING[key])
-    from minillm.deeper.attention.rope_scaling import rope_frequencies
-
-    length = c.max_position_embeddings
-    try:
-        rope_frequencies(
-            min(c.head_dim, 4),  # only to see that it can be done: heads may be claimed of any size
-            base=c.rope_theta,
-            scaling=c.rope_scaling,
-            max_position_embeddings=length,
-        )
-    except ArithmeticError as error:
-        given = f"rope_scaling {dict(c.rope_scaling)} with rope_theta {c.rope_theta}"
-        raise ValueError(f"{given} cannot be computed: {error}") from None
-
-
-def check_shared(c: Any) -> None:
-    """What every family's config must be. Raises: ValueError."""
-    from minillm.layers import ACTIVATIONS
-
-    check_known("hidden_act", c.hidden_act, ACTIVATIONS)
-    for key in ("bos_token_id", "pad_token_id", "eos_token_id"):
-        ids = c.eos_token_ids if key == "eos_token_id" else (getattr(c, key),)
-        if any(i is not None and not 0 <= i < c.vocab_size for i in ids):
-            raise ValueError(f"{key} {getattr(c, key)} is outside a vocabulary of {c.vocab_size}")

@@ -18,8 +18,9 @@ from minillm.deeper.attention.mla import MultiHeadLatentAttention
 from minillm.deeper.attention.rope_scaling import RotaryEmbedding, yarn_mscale
 from minillm.layers import RMSNorm
 from minillm.model import llama_mlp
+from minillm.support.checks.config import check_given
 from minillm.support.checks.kinds import POSITIVE, SWITCH, Kind, whole
-from minillm.support.family import Family, check_given
+from minillm.support.family import Family
 
 _LATENT = "kv_lora_rank qk_nope_head_dim qk_rope_head_dim v_head_dim"
 

@@ -15,8 +15,9 @@ from minillm.beyond.experts.routing import check_experts
 from minillm.beyond.families.qwen import write_window
 from minillm.config import UNSET, ModelConfig
 from minillm.model import llama_attention, llama_mlp
+from minillm.support.checks.config import check_given
 from minillm.support.checks.kinds import NOT_NEGATIVE, SWITCH, Kind, list_of, whole
-from minillm.support.family import Family, check_given
+from minillm.support.family import Family
 
 
 @dataclass(frozen=True)

@@ -22,8 +22,9 @@ from minillm.config import ModelConfig
 from minillm.deeper.attention.rope_layouts import PartialRotation
 from minillm.deeper.attention.rope_scaling import RotaryEmbedding
 from minillm.model import Decoder, llama_layer, make_part
+from minillm.support.checks.config import check_shared
 from minillm.support.checks.kinds import Kind, list_of, number, whole
-from minillm.support.family import Family, check_shared
+from minillm.support.family import Family
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from dataclasses import asdict, fields, is_dataclass
 from typing import Any
 
 from minillm.config import ModelConfig
+from minillm.support.checks.config import SCALING
 from minillm.support.checks.kinds import (
     SWITCH,
     TABLE,
@@ -22,7 +23,7 @@ from minillm.support.checks.kinds import (
     list_of,
     whole,
 )
-from minillm.support.family import SCALING, Family, family_of
+from minillm.support.family import Family, family_of
 
 # Keys that change what some families compute: the values that we compute, and what others mean.
 # A family that does not read one (`Family.reads`) passes it over, as transformers does.

@@ -12,7 +12,8 @@ from minillm.config import ModelConfig
 from minillm.deeper.pretrained.families import _KINDS
 from minillm.deeper.pretrained.load import from_pretrained
 from minillm.deeper.pretrained.presets import PRESETS
-from minillm.support.family import FAMILIES, SCALING, family_of
+from minillm.support.checks.config import SCALING
+from minillm.support.family import FAMILIES, family_of
 
 FILES = [ModelConfig.preset(name).to_dict() for name in PRESETS]
 FILES += [make().to_dict() for make in CONFIGS.values()]  # as transformers writes them
