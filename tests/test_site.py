@@ -517,7 +517,7 @@ def test_the_page_of_the_scripts_shows_them_whole_beside_their_names_in_the_pack
     for piece, message in (
         ("function nobody() {}", "nobody: the package defines nobody nowhere"),
         ("// Python: no_such\nclass A {}", "A: the package defines no_such nowhere"),
-        ("function lookUp() {}", r"look_up \S*checks.py; say"),  # written by hand: of no page
+        ("function lookUp() {}", r"look_up \S*checks/model.py; say"),  # written by hand: of no page
     ):
         with pytest.raises(javascript.CounterpartError, match=message):
             javascript.label(piece, known)

@@ -661,9 +661,9 @@ def test_a_file_that_cannot_be_read_and_more_than_five_failures(copy, monkeypatc
 
 def test_pages_and_sync_sort_imports_alike(made):
     """render, which `sync` calls, runs beside not_written.py; render_all, for `grade`, does not."""
-    owned = {"nn.attention": build.owners(made)["nn.attention"]}
-    alone = build.render(owned["nn.attention"], "nn.attention", made)
-    assert build.render_all(owned, made)["nn.attention"] == alone
+    owned = {"attention": build.owners(made)["attention"]}
+    alone = build.render(owned["attention"], "attention", made)
+    assert build.render_all(owned, made)["attention"] == alone
 
 
 @pytest.mark.parametrize(

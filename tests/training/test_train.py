@@ -98,7 +98,7 @@ def test_a_batch_without_targets_leaves_the_weights():
     x, y = torch.ones(2, 3, dtype=torch.long), torch.full((2, 3), -100)
     model, before = tiny(), tiny()
     config = TrainConfig(2, log_interval=1, weight_decay=0.0)
-    assert [r["loss"] for r in train(model, [(x, y)], config)] == [0, 0]
+    assert ["loss" in r for r in train(model, [(x, y)], config)] == [False, False]
     for p, q in zip(model.parameters(), before.parameters(), strict=True):
         assert torch.equal(p, q)
 

@@ -32,7 +32,6 @@ _TEXT: dict[str, Any] = {
     "num_key_value_heads": 8,
     "max_position_embeddings": 32768,
     "rms_norm_eps": 1e-5,
-    "rope_theta": 1e6,
     "max_window_layers": 80,
     "bos_token_id": 151643,
     "eos_token_id": 151645,
@@ -72,6 +71,9 @@ def read_config(
             if rope.get(name) == "mrope":
                 rope[name] = "default"
         text[key] = rope
+        if rope.get("rope_theta") is not None:
+            text.setdefault("rope_theta", rope["rope_theta"])  # what one table says, the file says
+    text.setdefault("rope_theta", 1e6)
     tokens = {key: data[key] for key in _TOKENS if data.get(key) is not None}
     if section is not None:
         tokens["mrope_section"] = section

@@ -101,6 +101,13 @@ def test_the_published_config_is_read_as_transformers_reads_it():
     assert half.text.rope_theta == full.rope_parameters["rope_theta"]
 
 
+@pytest.mark.parametrize("text, base", [({}, 1e6), ({"rope_parameters": {"rope_theta": 2e4}}, 2e4)])
+def test_the_base_of_positions_is_the_files_in_silence(text, base, recwarn):
+    vision = {"hidden_size": 8192, "depth": 1}
+    config = read_config({"model_type": "qwen2_vl", "text_config": text, "vision_config": vision})
+    assert config.language.rope_theta == base and not recwarn.list
+
+
 def test_a_bare_config_has_a_tower_that_does_not_fit():
     with pytest.raises(ValueError, match="vectors of 3584, the language model reads 8192"):
         read_config({"model_type": "qwen2_vl", "vision_config": {}})

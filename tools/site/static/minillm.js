@@ -128,6 +128,7 @@ export class RMSNorm {
 }
 
 // One layer's keys and values, a position after the other, in buffers that double when they are full.
+// Python: CacheLayer
 export class DynamicLayer {
   constructor(size, maxLength) {
     Object.assign(this, { size, maxLength, length: 0 });
