@@ -105,7 +105,7 @@ def test_the_published_config_is_read_as_transformers_reads_it():
 def test_the_base_of_positions_is_the_files_in_silence(text, base, recwarn):
     vision = {"hidden_size": 8192, "depth": 1}
     config = read_config({"model_type": "qwen2_vl", "text_config": text, "vision_config": vision})
-    assert config.language.rope_theta == base and not recwarn.list
+    assert config.text.rope_theta == base and not recwarn.list
 
 
 def test_a_bare_config_has_a_tower_that_does_not_fit():
