@@ -79,6 +79,10 @@ WORKLOADS = {
     "decoding packed, batch 8": decode(8, packed=True),
     "decoding 28M, batch 1": decode(1, large=True),
     "decoding 28M packed, batch 1": decode(1, packed=True, large=True),
+    "decoding 28M, batch 8": decode(8, large=True),
+    "decoding 28M packed, batch 8": decode(8, packed=True, large=True),
+    "opening a folder": "from minillm import CausalLM\n"
+    "best(lambda: CausalLM.from_pretrained('assets/stories-en'), 7)",
     "training steps": """
 import torch
 from minillm import CausalLM, ModelConfig, TrainConfig, Trainer
