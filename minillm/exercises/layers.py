@@ -43,6 +43,11 @@ def _all_tokens(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return weight * (wide * torch.rsqrt(wide.pow(2).mean() + eps)).to(x.dtype)
 
 
+def _all_places(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    wide = x.float()
+    return weight * (wide * torch.rsqrt(wide.pow(2).mean((-2, -1), keepdim=True) + eps)).to(x.dtype)
+
+
 def _sum(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     wide = x.float()
     return weight * (wide * torch.rsqrt(wide.pow(2).sum(-1, keepdim=True) + eps)).to(x.dtype)
@@ -65,6 +70,7 @@ _NORM_SLIPS = {
     "you subtract the mean: that is LayerNorm, RMSNorm divides only": _centred,
     "the weights of the norms are missing": _unweighted,
     "each token has a mean square of its own; yours is taken over all of them": _all_tokens,
+    "each token has a mean square of its own; yours is that of its whole row": _all_places,
     "the squares of a token are averaged, not added up": _sum,
     "eps is added to the mean of the squares, not to their sum": _eps_to_sum,
     "eps is missing in the norm": _no_eps,

@@ -138,6 +138,8 @@ def _complete(model: CausalLM, rows: list[list[int]], count: int, slip: str = ""
         mask = mask.flip(1)
     if slip in ("mask", "right, no mask"):
         mask = torch.ones_like(mask)
+    if slip == "zeros":
+        mask = (ids != 0).long()
     start = 0 if slip == "whole rows" else ids.shape[1]
     for _ in range(count):
         last = model(ids, attention_mask=mask)[:, -1]
@@ -150,6 +152,7 @@ def _complete(model: CausalLM, rows: list[list[int]], count: int, slip: str = ""
 # What a mistake gives, and what is said about it.
 COMPLETIONS = {
     "mask": "padding is read as if it were text: give attention_mask, 0 where padding stands",
+    "zeros": "0 is also the id of a token: make the mask from the rows' lengths, not from ids != 0",
     "right": "pad on the left: the last column must hold each row's own last id",
     "whole rows": "the new ids only, without the prompt and its padding",
     "argmin": "the id with the largest logit is the most probable one",
@@ -290,7 +293,8 @@ def _by_hand(c: ModelConfig, w: dict[str, Tensor], ids: Tensor, slip: str = "") 
             k, v = (z.repeat_interleave(H // G, 1) for z in (k, v))
         scores = q @ k.mT * {"unscaled": 1.0, "C": c.hidden_size**-0.5}.get(slip, D**-0.5)
         future = torch.ones(T, T, dtype=torch.bool).triu(1)
-        read = scores.masked_fill(future, -torch.inf).softmax(-1) @ v
+        over = -2 if slip == "queries" else -1
+        read = scores.masked_fill(future, -torch.inf).softmax(over) @ v
         read = read if slip == "merged" else read.transpose(1, 2)
         read = read.reshape(len(ids), T, H * D) @ w[a + "o_proj.weight"].T
         x = read if slip == "residual" else before + read
@@ -314,6 +318,7 @@ _SLIPS = {
     "interleaved": "the pairs are half-split: number i turns with i + D/2 (05)",
     "unscaled": "scores are divided by the square root of D (03)",
     "C": "scores are divided by the square root of D, the size of a head, not of C",
+    "queries": "the weights of each query sum to 1: softmax over the last dimension, the keys (03)",
     "tiled": "query head h reads with key head h // (H / G) (04): repeat each, do not tile them",
     "reshaped": "heads are cut from the last dimension, then moved before the positions (04)",
     "residual": "what attention read is added to x, it does not replace it",
@@ -344,6 +349,10 @@ def _forward(answer: Callable[[ModelConfig, dict[str, Tensor], Tensor], Tensor])
         if not isinstance(found, Tensor) or found.shape != right.shape:
             shape = tuple(found.shape) if isinstance(found, Tensor) else found
             return f"logits of shape (B, T, V) = {tuple(right.shape)} are asked, not {shape}"
+        if not found.isfinite().all():
+            return (
+                "your logits are not finite: is a row of scores masked whole, or divided by zero?"
+            )
         changed = ids.clone()
         changed[:, -1] = (changed[:, -1] + 1) % 40
         later = answer(c, dict(weights), changed)

@@ -97,6 +97,9 @@ MISTAKES: dict[str, Callable[[Mapping[str, int], int], list[Pair]]] = {
     "at equal counts compare the pairs (left, right), not their joined bytes": (
         lambda words, n: _learned(words, n, order=lambda pair: pair[0] + pair[1])
     ),
+    "at equal counts a pair's length says nothing: compare the pairs (left, right)": (
+        lambda words, n: _learned(words, n, order=lambda pair: (len(pair[0] + pair[1]), pair))
+    ),
     "your merge runs from the right: replace the first pair first": (
         lambda words, n: _learned(words, n, replace=_from_the_right)
     ),
@@ -104,6 +107,9 @@ MISTAKES: dict[str, Callable[[Mapping[str, int], int], list[Pair]]] = {
         lambda words, n: _learned(words, n, replace=_overlapping)
     ),
     "no merge crosses from one word to the next": _joined,
+    "no merge crosses from one word to another, and each word counts as often as it comes": (
+        lambda words, n: _learned({"".join(words): 1}, n)
+    ),
 }
 
 

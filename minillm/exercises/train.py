@@ -238,8 +238,15 @@ def _epochs(answer: Any, length: int) -> str | None:
         return "the windows come in the order of the text: shuffle them"
     if epochs[0] == epochs[1]:
         return "every epoch has the same order: let the order depend on the epoch as well"
-    if next(make(seed=1))[0].tolist() == next(make())[0].tolist():
+    other = make(seed=1)
+    rows = torch.cat([next(other)[0] for _ in range(windows)])[:windows]
+    if (order := [place[token] for token in rows[:, 0].tolist()]) == epochs[0]:
         return "another seed gives the same order"
+    if order == epochs[1]:
+        return (
+            "epoch 0 of seed 1 has the order of epoch 1 of seed 0: two runs would share orders;"
+            " mix seed and epoch so that their sum says nothing"
+        )
     if next(make())[0].tolist() != next(make())[0].tolist():
         return "the same seed gives another order: draw from a generator of your own"
     return _resumes(make)

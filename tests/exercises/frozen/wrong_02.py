@@ -90,6 +90,14 @@ def joined_bytes(words, num_merges):
     return _learned(words, num_merges, order=lambda pair: pair[0] + pair[1])
 
 
+def longest(words, num_merges):
+    return _learned(words, num_merges, order=lambda pair: (len(pair[0]) + len(pair[1]), pair))
+
+
+def joined_once(words, num_merges):
+    return _learned({"".join(words): 1}, num_merges)
+
+
 def never_stops(words, num_merges):
     merges = _learned(words, num_merges)
     return merges if len(merges) == num_merges else max([])
@@ -179,6 +187,8 @@ WRONG = [
     ("02.1", least, "not the least"),
     ("02.1", joined_bytes, "not their joined bytes"),
     ("02.1", never_stops, "no pair is left after 1: stop there"),
+    ("02.1", longest, "a pair's length says nothing"),
+    ("02.1", joined_once, "each word counts as often as it comes"),
     ("02.1", from_the_right, "runs from the right"),
     ("02.1", overlapping, "replaces overlapping pairs"),
     ("02.1", _joined, "no merge crosses"),

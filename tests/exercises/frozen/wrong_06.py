@@ -39,6 +39,12 @@ def over_all_tokens(x, weight, eps):
     return F.rms_norm(x.float(), x.shape, None, eps).to(x.dtype) * weight
 
 
+def over_places(x, weight, eps):
+    wide = x.float()
+    square = wide.pow(2).mean((1, 2), keepdim=True)
+    return (wide * torch.rsqrt(square + eps)).to(x.dtype) * weight
+
+
 def added_up(x, weight, eps):
     wide = x.float()
     return (wide * torch.rsqrt(wide.pow(2).sum(-1, keepdim=True) + eps)).to(x.dtype) * weight
@@ -207,6 +213,7 @@ WRONG = [
     ("06.1", bare_mlp, "mlp reads the stream without a norm"),
     ("06.1", without_the_second_plus, "returned alone"),
     ("06.1", in_place, "x itself has changed"),
+    ("06.1", with_norm(over_places), "that of its whole row"),
     ("06.1", lambda x, f, g, a, b, e: layer(x, f, g, b, a, e), "are swapped"),
     ("06.1", lambda x, f, g, a, b, e: layer(x, f, g, a, a, e), "both norms use weight1"),
     ("06.1", lambda *a: layer(*a) * 1.1, "the output begins"),

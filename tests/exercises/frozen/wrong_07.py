@@ -199,6 +199,12 @@ class NoSeed(EpochBatches):
         return torch.randperm(self.windows, generator=torch.Generator().manual_seed(epoch))
 
 
+class Summed(EpochBatches):
+    def order(self, epoch):
+        generator = torch.Generator().manual_seed(self.seed + epoch)
+        return torch.randperm(self.windows, generator=generator)
+
+
 class TooMany(EpochBatches):
     def __init__(self, *arguments):
         super().__init__(*arguments)
@@ -269,6 +275,7 @@ WRONG = [
     ("07.4", OnlyEpoch, "goes on with other windows"),
     ("07.4", Unseeded, "generator of your own"),
     ("07.4", NoSeed, "another seed gives the same order"),
+    ("07.4", Summed, "mix seed and epoch"),
     ("07.4", Unshifted, "not the tokens that follow"),
     ("07.4", TooMany, "with 100 tokens your source raises"),
     ("07.4", Places, "not their places"),

@@ -51,6 +51,7 @@ def complete(model, rows, count, *, slip=""):
         new = torch.tensor([row + [0] * (width - len(row)) for row in rows])
         mask = mask.flip(1)
     mask = torch.ones_like(mask) if slip == "mask" else mask
+    mask = (new != 0).long() if slip == "zeros" else mask
     cache, ids = None if slip == "no cache" else model.make_cache(batch_size=len(rows)), new
     for _ in range(count):
         logits = model(ids if slip == "no cache" else new, attention_mask=mask, cache=cache)[:, -1]
@@ -132,7 +133,7 @@ def forward(c, w, ids, *, mask=True, slip=""):
         scores = q @ k[:, each].mT / {"unscaled": 1, "C": c.hidden_size**0.5}.get(slip, D**0.5)
         if mask:
             scores = scores + torch.full((T, T), -torch.inf).triu(1)
-        y = scores.softmax(-1) @ v[:, each]
+        y = scores.softmax(-2 if slip == "queries" else -1) @ v[:, each]
         y = (y if slip == "merged" else y.transpose(1, 2)).reshape(len(ids), T, H * D)
         y = y @ part["self_attn.o_proj.weight"].T
         x = y if slip == "residual" else x + y
@@ -164,6 +165,7 @@ WRONG = [
     ("10.2", lambda m, p, a: [1.0, 2.0, 0.5, 0.1], "an index from 0 to 3"),
     ("10.2", lambda m, p, a: choose(m, p, a, shift=0, mean=True), "both mistakes"),
     ("10.3", completing("mask"), "give attention_mask"),
+    ("10.3", completing("zeros"), "not from ids != 0"),
     ("10.3", completing("right"), "pad on the left"),
     ("10.3", completing("argmin"), "the largest logit"),
     ("10.3", completing("whole rows"), "the new ids only"),
@@ -181,6 +183,8 @@ WRONG = [
     ("10.4", silencing("nothing"), "no head is silent"),
     ("10.5", lambda c, w, ids: forward(c, w, ids, mask=False), "mask the future"),
     ("10.5", slipping("last position"), "(B, T, V) = (3, 9, 40) are asked, not (3, 40)"),
+    ("10.5", lambda c, w, ids: forward(c, w, ids) * torch.nan, "not finite"),
+    ("10.5", slipping("queries"), "the last dimension, the keys"),
     ("10.5", slipping("base"), "config.rope_theta"),
     ("10.5", slipping("eps"), "config.rms_norm_eps"),
     ("10.5", slipping("no eps"), "config.rms_norm_eps"),
