@@ -131,7 +131,7 @@ def main(argv: list[str] | None = None) -> int:
     seed = random.randrange(10**4) if seed is None else seed
     further = "make run trains a model of your own, make lab opens the course"
     print(textwrap.fill(tell(seed), WIDTH))
-    print(f"(--seed {seed} tells it again; {further}.)")
+    print(f"(make story SEED={seed} tells it again; {further}.)")
     return 0
 
 

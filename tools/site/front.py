@@ -86,7 +86,7 @@ def told(story: dict[str, Any]) -> str:
 def page(root: Path, story: dict[str, Any], size: int) -> str:
     """The Markdown of index.md, without its lists of pages."""
     readme = (root / "README.md").read_text(encoding="utf-8")
-    question = found(r"(?m)^From \"what.*$", root / "README.md")[0]
+    what = found(r"(?m)^Ten Jupyter notebooks.* like this one:$", root / "README.md")[0]
     drawing = re.search(r"!\[([^\]]*)\]\((assets/course\.png)\)", readme)
     if not drawing:
         raise NumberError("README.md no longer shows assets/course.png")
@@ -95,7 +95,7 @@ def page(root: Path, story: dict[str, Any], size: int) -> str:
     lines = "\n".join(f"- {claim}" for claim in claims(root))
     return f"""# minillm
 
-{question} A course of notebooks; the cells that you read are the package that you import.
+{what}
 
 <section class="live" id="live" aria-label="A story of the shipped model"
  data-size="{megabytes}" data-floor="{story["floor"]}" data-base="_static/live/">
@@ -126,5 +126,5 @@ What runs there is [the whole model in JavaScript](javascript.md), without a lib
 
 ![{drawing[1]}]({drawing[2]})
 
-To run the pages on your own machine, see [how to install it](README.md#two-commands).
+To run the pages on your own machine, see [how to install it](notebooks/README.md#Installing).
 """

@@ -207,11 +207,12 @@ def lay_glossary() -> None:
 
 def lay_documents() -> None:
     """README, CONTRIBUTING, results, notes on the assets, and the drawings, at their places."""
-    for path in [*ROOT.glob("*.md"), *ROOT.glob("benchmarks/*.md"), *ROOT.glob("assets/**/*.md")]:
+    shelves = ["*.md", "notebooks/README.md", "benchmarks/*.md", "assets/**/*.md"]
+    for path in [path for shelf in shelves for path in ROOT.glob(shelf)]:
         target = SOURCE / path.relative_to(ROOT)
         target.parent.mkdir(parents=True, exist_ok=True)
         text = path.read_text(encoding="utf-8")
-        text = re.sub(r"\]\(notebooks/(\w+)/?\)", r"](notebooks/\1/index.md)", text)
+        text = re.sub(rf"\]\(((notebooks/)?({'|'.join(SHELVES)}))/?\)", r"](\1/index.md)", text)
         text = relinked(text, path)
         if path.parent.is_relative_to(ROOT / "assets"):
             text = f"---\norphan: true\n---\n{text}"
@@ -229,19 +230,18 @@ def toctree(entries: list[str], caption: str = "", depth: int = 1, *, shown: boo
 
 
 def lay_shelves(shelves: dict[str, list[str]]) -> None:
-    """A page a shelf: its rows of the README's tables, if it has some, and its pages."""
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    """A page a shelf: its rows of notebooks/README.md, if it has some, and its pages."""
+    lines = (ROOT / "notebooks/README.md").read_text(encoding="utf-8").splitlines()
     for shelf, (title, what) in SHELVES.items():
         folder = SOURCE / "notebooks" / shelf
         (folder / "index.md").write_text(
             f"# {title}\n\n{what}\n\n{toctree(shelves[shelf], shown=True)}", encoding="utf-8"
         )
-        rows = [s for s in readme.splitlines() if f"](notebooks/{shelf}/" in s and s[0] == "|"]
+        rows = [s for s in lines if f"]({shelf}/" in s and s[0] == "|"]
         if rows:
-            lines = readme.splitlines()
             start = lines.index(rows[0])
             table = "\n".join([*lines[start - 2 : start], *rows])
-            table = table.replace(f"](notebooks/{shelf}/", "](").replace("](notebooks/", "](../")
+            table = table.replace(f"]({shelf}/", "](")
             text = f"# {title}\n\n{what}\n\n{table}\n\n{toctree(shelves[shelf])}"
             (folder / "index.md").write_text(text, encoding="utf-8")
 
@@ -276,9 +276,12 @@ def lay_out() -> None:
     documents = sorted(path.stem for path in ROOT.glob("*.md") if path.stem != "README")
     trees = [
         toctree([*spine, "javascript"], "The course"),
-        toctree([f"notebooks/{shelf}/index" for shelf in SHELVES], "Further shelves"),
+        toctree(
+            ["notebooks/README", *(f"notebooks/{shelf}/index" for shelf in SHELVES)],
+            "Installing, further shelves",
+        ),
         toctree(["notebooks/GLOSSARY", "benchmarks/RESULTS", "benchmarks/HISTORY"], "Look up"),
-        toctree(["Install and use <README>", *documents, *rooms], "The package"),
+        toctree(["README", *documents, *rooms], "The package"),
     ]
     story = json.loads(STORY.read_text(encoding="utf-8"))
     text = front.page(ROOT, story, size)
