@@ -1,5 +1,6 @@
 """`make story`: the verdict is the language's, the price the model's; a missing file is told."""
 
+import json
 import math
 import random
 import re
@@ -53,6 +54,13 @@ def test_what_is_wrong_is_what_the_language_scores_as_impossible():
     place = text.index(hero, text.index(hero) + 1)
     swapped = text[:place] + text[place:].replace(hero, "Zoe", 1)
     assert teller.first_wrong(LANGUAGE, swapped).startswith("Zoe")
+
+
+def test_what_the_tour_quotes_is_how_a_story_begins():
+    page = json.loads((ROOT / "notebooks/tour.ipynb").read_text(encoding="utf-8"))
+    texts = ["".join(c["source"]) for c in page["cells"] if c["cell_type"] == "markdown"]
+    quoted = re.findall(r"^> (.*)$", "\n".join(texts), re.M)
+    assert quoted and all(teller.first_wrong(LANGUAGE, quote) == "" for quote in quoted)
 
 
 def test_a_story_is_told_whole_with_its_price_and_its_own_floor(capsys):

@@ -83,8 +83,8 @@ def told(story: dict[str, Any]) -> str:
     return "".join(spans)
 
 
-def page(root: Path, story: dict[str, Any], size: int) -> str:
-    """The Markdown of index.md, without its lists of pages."""
+def page(root: Path, story: dict[str, Any], size: int, repository: str = "") -> str:
+    """The Markdown of index.md, without its lists of pages; `repository` is its address."""
     readme = (root / "README.md").read_text(encoding="utf-8")
     what = found(r"(?m)^Ten Jupyter notebooks.* like this one:$", root / "README.md")[0]
     drawing = re.search(r"!\[([^\]]*)\]\((assets/course\.png)\)", readme)
@@ -92,20 +92,27 @@ def page(root: Path, story: dict[str, Any], size: int) -> str:
         raise NumberError("README.md no longer shows assets/course.png")
     megabytes = f"{size / 1e6:.0f} MB"
     per_byte, floor = story["bits"] / story["bytes"], story["floor_bits"] / story["bytes"]
+    code = f"- [The repository]({repository})\n" if repository else ""
     lines = "\n".join(f"- {claim}" for claim in claims(root))
     return f"""# minillm
 
 {what}
 
 <section class="live" id="live" aria-label="A story of the shipped model"
- data-size="{megabytes}" data-floor="{story["floor"]}" data-base="_static/live/">
+ data-size="{megabytes}" data-base="_static/live/">
 <p class="story" id="story">{told(story)}</p>
 <p class="story-note" id="story-note">Told by the model of chapter 10, recorded. The redder a token,
-the less probable the model found it. The story cost it {per_byte:.4f} bits a byte; a perfect model
-would have paid {floor:.4f}.</p>
+the less probable the model found it. Valid to the last word. The story cost the model
+{per_byte:.4f} bits a byte. Its own floor, what a perfect model would have paid for it, is
+{floor:.4f}.</p>
 <p><button type="button" id="load">Let it tell another, here in your browser ({megabytes})</button>
 <span id="status" role="status"></span></p>
 <noscript><p>Without JavaScript the recorded story is all there is to see here.</p></noscript>
+<script nomodule>
+document.getElementById("load").disabled = true;
+document.getElementById("status").textContent =
+  "The live model cannot run here: this browser is too old for it. The recorded story stays.";
+</script>
 <div id="panel" hidden></div>
 </section>
 <script type="module" src="_static/front.js"></script>
@@ -116,8 +123,11 @@ What runs there is [the whole model in JavaScript](javascript.md), without a lib
 
 - [The course in half an hour](notebooks/tour.ipynb), a cell of each chapter
 - [00 Before you begin](notebooks/00_before_you_begin.ipynb), if tensors and gradients are new
-- [01 Language models and n-grams](notebooks/01_ngrams.ipynb), the first chapter
-
+- [01 Language models and n-grams](notebooks/01_ngrams.ipynb), the first chapter; all ten are in
+  the menu and in [the table](README.md#The-ten-chapters), with their questions and minutes
+- [Exercises](notebooks/01_ngrams.ipynb#Exercises) stand at the end of each chapter and check
+  themselves; [solutions](notebooks/solutions/index.md)
+{code}
 ## What you will not find elsewhere
 
 {lines}
