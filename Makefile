@@ -90,7 +90,7 @@ $(SITE_TOOLS)/.ready: tools/site/requirements.txt
 
 site: $(READY) $(SITE_TOOLS)/.ready ## the course as web pages in build/site, with the model in the browser
 	OMP_NUM_THREADS=1 $(BIN)/python tools/site/recorded_story.py
-	$(SITE_TOOLS)/venv/bin/python tools/site/pages.py
+	REPO="$(REPO)" $(SITE_TOOLS)/venv/bin/python tools/site/pages.py
 
 serve:           ## show build/site at http://127.0.0.1:8000
 	@test -f build/site/index.html || { echo "build/site is not there: make site"; exit 1; }
