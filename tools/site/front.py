@@ -56,8 +56,8 @@ def claims(root: Path) -> list[str]:
         "**The best possible score is known.** The stories come from a language whose every "
         "probability is known, so each model is measured against a floor that none can beat: a "
         f"7-gram of words pays {ngram} times the floor, a network trained on the same stories in "
-        f"about a minute {live} times, the shipped one {above}% more than the floor; {valid} of "
-        "1,000 stories that it tells are valid to the last word.",
+        f"one to two minutes {live} times, the shipped one {above}% more than the floor; {valid} "
+        "of 1,000 stories that it told are valid to the last word.",
         f"**The pages are the package.** {cells} cells on {pages} pages, {lines:,} lines, are word "
         "for word the code that you import. The tests run every cell and compare what it prints, "
         "but for times and whatever else a machine decides.",

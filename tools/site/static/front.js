@@ -167,13 +167,14 @@ export class Live {
   price() {
     const text = this.model.tokenizer.decode(this.ids), bytes = new TextEncoder().encode(text).length;
     if (!bytes) return "Nothing is written yet. The redder a token, the less probable the model found it.";
-    const perByte = (total) => (total / bytes).toFixed(4);
-    const cost = `cost the model ${perByte(this.probs.reduce((sum, p) => sum + bits(p), 0))} bits a byte`;
+    const total = this.probs.reduce((sum, p) => sum + bits(p), 0), perByte = (x) => (x / bytes).toFixed(4);
+    const cost = `cost the model ${perByte(total)} bits a byte`;
     if (!this.over) return `${this.ids.length} tokens, ${bytes} bytes. They ${cost} so far.`;
     const wrong = this.language.firstWrong(text);
     if (wrong === null) {
-      const floor = perByte(-this.language.score(text) / Math.LN2);
-      return `Valid to the last word. The story ${cost}. Its own floor, what a perfect model would have paid for it, is ${floor}.`;
+      const floor = -this.language.score(text) / Math.LN2;
+      const luck = total < floor ? " (Less, by luck: on average no model can pay less.)" : "";
+      return `Valid to the last word. The story ${cost}. Its own floor, what a perfect model would have paid for it, is ${perByte(floor)}.${luck}`;
     }
     const fault = wrong ? `the first word that cannot stand there is “${wrong}”` : "it ends too early";
     return `Not valid: ${fault}. The text ${cost}. It has no floor, for no story of the language is this one.`;
