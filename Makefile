@@ -1,4 +1,4 @@
-# The course in two commands: make run, make test. Both make .venv first when it is needed.
+# The course in three commands: make story, make run, make lab. Each makes .venv first if needed.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -15,15 +15,17 @@ endif
 export MALLOC_MMAP_THRESHOLD_ ?= 1073741824
 export MALLOC_TRIM_THRESHOLD_ ?= 1073741824
 
-.PHONY: run lab test quick jitter real student grade class colab build pull check bench help
+.PHONY: story run lab test quick jitter real student grade class colab build pull check bench help
 .DEFAULT_GOAL := help
 
 help:            ## list the commands
 	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
 
-run: $(READY)    ## execute the last notebook on a copy under build/: train, measure, tell stories
-	@mkdir -p build
-	OMP_WAIT_POLICY=PASSIVE GOMP_SPINCOUNT=10000 $(BIN)/python tools/execute.py --show --to build notebooks/10_minillm.ipynb
+story: $(READY)  ## a story of the shipped model, word by word, with its verdict (SEED=4: that one)
+	@OMP_WAIT_POLICY=PASSIVE $(BIN)/python tools/story.py $(if $(SEED),--seed $(SEED),)
+
+run: $(READY)    ## the last notebook on a copy under build/: train a model, measure it, let it tell stories
+	OMP_WAIT_POLICY=PASSIVE GOMP_SPINCOUNT=10000 $(BIN)/python tools/run.py
 
 lab: $(READY)    ## open the course in JupyterLab
 	$(BIN)/jupyter lab notebooks
@@ -88,7 +90,7 @@ $(SITE_TOOLS)/.ready: tools/site/requirements.txt
 
 site: $(READY) $(SITE_TOOLS)/.ready ## the course as web pages in build/site, with the model in the browser
 	OMP_NUM_THREADS=1 $(BIN)/python tools/site/recorded_story.py
-	$(SITE_TOOLS)/venv/bin/python tools/site/pages.py
+	REPO="$(REPO)" $(SITE_TOOLS)/venv/bin/python tools/site/pages.py
 
 serve:           ## show build/site at http://127.0.0.1:8000
 	@test -f build/site/index.html || { echo "build/site is not there: make site"; exit 1; }

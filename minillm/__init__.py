@@ -1,4 +1,4 @@
-"""A small, fast, real language model; ten notebooks that build it line by line are its source.
+"""A small, fast, real language model, whose heart is built line by line in ten notebooks.
 
 Public names are resolved on first use: `from minillm import BPETokenizer` needs no torch.
 """

@@ -7,7 +7,7 @@ from urllib.parse import unquote
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = ("notebooks", "assets", "benchmarks")
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
+PAGES = sorted(ROOT.glob("*.md"))
 PAGES += sorted(p for f in FOLDERS for k in ("*.md", "*.ipynb") for p in (ROOT / f).rglob(k))
 PAGES = [p for p in PAGES if ".ipynb_checkpoints" not in p.parts]
 

@@ -213,9 +213,9 @@ def test_the_head_of_a_chapter_shows_the_map_and_the_minutes(path):
 
 @pytest.mark.parametrize("path", DEEPER + BEYOND, ids=name)
 def test_the_minutes_of_the_other_shelves_are_true(path):
-    """In README, and in the page's head if it names them."""
-    row = rf"^\|.*\]\(notebooks/{re.escape(name(path))}\).*\| (\d+) \|$"
-    said = re.findall(row, (ROOT / "README.md").read_text(encoding="utf-8"), re.M)
+    """In notebooks/README, and in the page's head if it names them."""
+    row = rf"^\|.*\]\({re.escape(name(path))}\).*\| (\d+) \|$"
+    said = re.findall(row, (ROOT / "notebooks/README.md").read_text(encoding="utf-8"), re.M)
     said += re.findall(r"Reading (?:takes|time\*\*) about (\d+) minutes", load(path)[0]["source"])
     assert said and all(abs(int(number) - minutes(path)) <= 6 for number in said)
 

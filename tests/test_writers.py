@@ -112,7 +112,7 @@ def write_notebook(folder, time):
     notebook = nbformat.v4.new_notebook()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(execute, "read", lambda path: notebook)
-        patch.setattr(execute.Runner, "execute", lambda self: None)
+        patch.setattr(execute.NotebookClient, "execute", lambda self: None)
         patch.setattr(execute, "clean", lambda notebook: notebook.metadata.update(time=time))
         execute.execute(folder / "in.ipynb", folder / "out.ipynb")
 

@@ -2,12 +2,11 @@
 
     python tools/execute.py                        all notebooks of the course, in place
     python tools/execute.py notebooks/05_rope.ipynb
-    python tools/execute.py --to build --show notebooks/10_minillm.ipynb    on a copy, aloud
+    python tools/execute.py --to build notebooks/05_rope.ipynb    on a copy
 
 Timing metadata and kernel noise are dropped; a cell that has no id, or another's, gets one. A cell
-that fails stops the run, shows the traceback and leaves the file as it was. With --show, output
-appears while the cells run, and the text of every cell tagged `result` is printed once more at the
-end.
+that fails stops the run, shows the traceback and leaves the file as it was. `tools/run.py` runs the
+last page so that a person can follow it.
 """
 
 from __future__ import annotations
@@ -24,25 +23,13 @@ from hashlib import sha256
 from pathlib import Path
 
 import nbformat
-from cells import head_and_body, text_of
+from cells import text_of
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 
 from minillm.support.files import replacing
 
 ROOT = Path(__file__).resolve().parents[1]
-
-
-class Runner(NotebookClient):
-    """A notebook client that says where it is and, if asked, repeats what the cells print."""
-
-    show = False
-
-    def output(self, outs, msg, display_id, cell_index):  # noqa: ANN001, ANN201 (nbclient's signature)
-        if self.show and msg["msg_type"] == "stream":
-            target = sys.stdout if msg["content"]["name"] == "stdout" else sys.stderr
-            print(msg["content"]["text"], end="", file=target, flush=True)
-        return super().output(outs, msg, display_id, cell_index)
 
 
 def joined(outputs: list) -> list:
@@ -116,9 +103,9 @@ def read(path: Path) -> nbformat.NotebookNode:
 
 
 def execute(
-    path: Path, target: Path, *, show: bool = False, timeout: int = 1800
+    path: Path, target: Path, *, client: type[NotebookClient] = NotebookClient, timeout: int = 1800
 ) -> nbformat.NotebookNode:
-    """Run the notebook at `path` in the folder of `target` and write it there.
+    """Run the notebook at `path` in the folder of `target`, which is made, and write it there.
 
     Raises: ValueError for a file that is no notebook; CellExecutionError if a cell fails.
     """
@@ -127,43 +114,34 @@ def execute(
         if cell.cell_type == "code":
             cell.outputs, cell.execution_count = [], None
     resources = {"metadata": {"path": str(target.parent)}}
-    client = Runner(
+    target.parent.mkdir(parents=True, exist_ok=True)
+    client(
         notebook,
         extra_arguments=["--log-level=ERROR"],
         timeout=timeout,
         kernel_name="python3",
         resources=resources,
         record_timing=False,
-    )
-    client.show = show
-    if show:
-        total = sum(cell.cell_type == "code" for cell in notebook.cells)
-
-        def announce(cell, cell_index, **_) -> None:  # noqa: ANN001, ANN003
-            done = sum(c.cell_type == "code" for c in notebook.cells[: cell_index + 1])
-            lines = [ln for ln in head_and_body(cell)[1].splitlines() if ln.strip()]
-            print(f"[{done}/{total}] {lines[0][:80] if lines else ''}", flush=True)
-
-        client.on_cell_execute = announce
-    client.execute()
+    ).execute()
     clean(notebook)
     with replacing(target) as temporary:
         nbformat.write(notebook, temporary)
     return notebook
 
 
-def results(notebook: nbformat.NotebookNode) -> str:
-    """What the cells tagged `result` printed."""
-    tagged = [c for c in notebook.cells if "result" in c.metadata.get("tags", [])]
-    return "\n".join(
-        o.text.rstrip() for c in tagged for o in c.outputs if o.output_type == "stream"
-    )
-
-
 def course(root: Path = ROOT) -> list[Path]:
     """All notebooks: the course, then its other shelves, each in the order of their names."""
     shelves = [root / "notebooks" / name for name in ("", "deeper", "beyond", "solutions")]
     return [path for shelf in shelves for path in sorted(shelf.glob("*.ipynb"))]
+
+
+def prepare() -> None:
+    """Let Windows run a kernel, and any terminal show what it has no character for as a ?."""
+    if sys.platform == "win32":
+        asyncio.set_event_loop_policy(asyncio.WindowsSelectorEventLoopPolicy())
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -174,28 +152,17 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "--to", type=Path, help="folder for the executed copies (default: in place)"
     )
-    parser.add_argument(
-        "--show", action="store_true", help="print what the cells print, as they run"
-    )
     args = parser.parse_args(argv)
-    if sys.platform == "win32":
-        asyncio.set_event_loop_policy(asyncio.WindowsSelectorEventLoopPolicy())
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # a ? for what the terminal has no character for
+    prepare()
     for path in args.notebooks or course():
         target = (args.to or path.parent).resolve() / path.name
-        target.parent.mkdir(parents=True, exist_ok=True)
         start = time.perf_counter()
         try:
-            notebook = execute(path, target, show=args.show)
+            execute(path, target)
         except (CellExecutionError, ValueError, OSError) as error:
             print(f"{path}: {error}", file=sys.stderr)
             return 1
-        seconds = time.perf_counter() - start
-        if args.show:
-            print("\n" + results(notebook))
-        print(f"{os.path.relpath(target)}: {seconds:.1f} s")
+        print(f"{os.path.relpath(target)}: {time.perf_counter() - start:.1f} s")
     return 0
 
 

@@ -181,22 +181,22 @@ def test_ctrl_c_keeps_a_checkpoint_and_says_how_to_go_on(words, tmp_path, monkey
 
 
 EXAMPLES = re.findall(r"^    (?:torchrun .*?-m|python -m) minillm (.*)", cli.__doc__, re.M)
-README = (ROOT / "README.md").read_text("utf-8")
-EXAMPLES += re.findall(r"^(?:python -m )minillm (.*?)(?:  #.*)?$", README, re.M)
+PACKAGE = (ROOT / "PACKAGE.md").read_text("utf-8")
+EXAMPLES += re.findall(r"^(?:python -m )minillm (.*?)(?:  #.*)?$", PACKAGE, re.M)
 
 
 @pytest.mark.parametrize("line", sorted(set(EXAMPLES)))
-def test_the_examples_of_help_and_readme_are_commands(line, capsys):
+def test_the_examples_of_help_and_package_are_commands(line, capsys):
     found = cli.parser().parse_args(shlex.split(line))
     if line.startswith("train"):
         check_training(found)
 
 
-def test_the_readmes_commands_run_in_order(trained, words, tmp_path, monkeypatch, capsys):
+def test_the_commands_of_package_run_in_order(trained, words, tmp_path, monkeypatch, capsys):
     """As they stand there, but with a small model and few steps."""
     monkeypatch.chdir(tmp_path)
     Path("my.txt").write_bytes(words.read_bytes())
-    lines = re.findall(r"^python -m minillm (.*?)(?:  #.*)?$", README, re.M)
+    lines = re.findall(r"^python -m minillm (.*?)(?:  #.*)?$", PACKAGE, re.M)
     assert len(lines) >= 3
     for line in lines:
         typed = shlex.split(line)

@@ -13,6 +13,8 @@ extensions = ["myst_nb", "sphinx_copybutton", "web_pages"]
 
 nb_execution_mode = "off"  # the stored outputs
 nb_merge_streams = True
+nb_code_prompt_show = "Show the code that draws this"
+nb_code_prompt_hide = "Hide the code"
 myst_enable_extensions = ["dollarmath"]
 myst_heading_anchors = 6
 myst_heading_slug_func = "web_pages.jupyter_anchor"

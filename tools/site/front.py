@@ -56,8 +56,8 @@ def claims(root: Path) -> list[str]:
         "**The best possible score is known.** The stories come from a language whose every "
         "probability is known, so each model is measured against a floor that none can beat: a "
         f"7-gram of words pays {ngram} times the floor, a network trained on the same stories in "
-        f"about a minute {live} times, the shipped one {above}% more than the floor; {valid} of "
-        "1,000 stories that it tells are valid to the last word.",
+        f"one to two minutes {live} times, the shipped one {above}% more than the floor; {valid} "
+        "of 1,000 stories that it told are valid to the last word.",
         f"**The pages are the package.** {cells} cells on {pages} pages, {lines:,} lines, are word "
         "for word the code that you import. The tests run every cell and compare what it prints, "
         "but for times and whatever else a machine decides.",
@@ -83,29 +83,36 @@ def told(story: dict[str, Any]) -> str:
     return "".join(spans)
 
 
-def page(root: Path, story: dict[str, Any], size: int) -> str:
-    """The Markdown of index.md, without its lists of pages."""
+def page(root: Path, story: dict[str, Any], size: int, repository: str = "") -> str:
+    """The Markdown of index.md, without its lists of pages; `repository` is its address."""
     readme = (root / "README.md").read_text(encoding="utf-8")
-    question = found(r"(?m)^From \"what.*$", root / "README.md")[0]
+    what = found(r"(?m)^Ten Jupyter notebooks.* like this one:$", root / "README.md")[0]
     drawing = re.search(r"!\[([^\]]*)\]\((assets/course\.png)\)", readme)
     if not drawing:
         raise NumberError("README.md no longer shows assets/course.png")
     megabytes = f"{size / 1e6:.0f} MB"
     per_byte, floor = story["bits"] / story["bytes"], story["floor_bits"] / story["bytes"]
+    code = f"- [The repository]({repository})\n" if repository else ""
     lines = "\n".join(f"- {claim}" for claim in claims(root))
     return f"""# minillm
 
-{question} A course of notebooks; the cells that you read are the package that you import.
+{what}
 
 <section class="live" id="live" aria-label="A story of the shipped model"
- data-size="{megabytes}" data-floor="{story["floor"]}" data-base="_static/live/">
+ data-size="{megabytes}" data-base="_static/live/">
 <p class="story" id="story">{told(story)}</p>
 <p class="story-note" id="story-note">Told by the model of chapter 10, recorded. The redder a token,
-the less probable the model found it. The story cost it {per_byte:.4f} bits a byte; a perfect model
-would have paid {floor:.4f}.</p>
+the less probable the model found it. Valid to the last word. The story cost the model
+{per_byte:.4f} bits a byte. Its own floor, what a perfect model would have paid for it, is
+{floor:.4f}.</p>
 <p><button type="button" id="load">Let it tell another, here in your browser ({megabytes})</button>
 <span id="status" role="status"></span></p>
 <noscript><p>Without JavaScript the recorded story is all there is to see here.</p></noscript>
+<script nomodule>
+document.getElementById("load").disabled = true;
+document.getElementById("status").textContent =
+  "The live model cannot run here: this browser is too old for it. The recorded story stays.";
+</script>
 <div id="panel" hidden></div>
 </section>
 <script type="module" src="_static/front.js"></script>
@@ -116,8 +123,11 @@ What runs there is [the whole model in JavaScript](javascript.md), without a lib
 
 - [The course in half an hour](notebooks/tour.ipynb), a cell of each chapter
 - [00 Before you begin](notebooks/00_before_you_begin.ipynb), if tensors and gradients are new
-- [01 Language models and n-grams](notebooks/01_ngrams.ipynb), the first chapter
-
+- [01 Language models and n-grams](notebooks/01_ngrams.ipynb), the first chapter; all ten are in
+  the menu and in [the table](README.md#The-ten-chapters), with their questions and minutes
+- [Exercises](notebooks/01_ngrams.ipynb#Exercises) stand at the end of each chapter and check
+  themselves; [solutions](notebooks/solutions/index.md)
+{code}
 ## What you will not find elsewhere
 
 {lines}
@@ -126,5 +136,5 @@ What runs there is [the whole model in JavaScript](javascript.md), without a lib
 
 ![{drawing[1]}]({drawing[2]})
 
-To run the pages on your own machine, see [how to install it](README.md#two-commands).
+To run the pages on your own machine, see [how to install it](notebooks/README.md#Installing).
 """

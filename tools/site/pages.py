@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ast
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -30,12 +31,13 @@ from cells import BuildError, load, marks, text_of  # noqa: E402
 
 SOURCE, OUT = ROOT / "build/site-src", ROOT / "build/site"
 STORY = ROOT / "build/site-live/story.json"
+GRAMMAR = ROOT / "minillm/stories/grammars/en.txt"
 MODEL = ("config.json", "model.safetensors", "tokenizer.json")  # of assets/stories-en
 
 SHELVES = {  # folder in notebooks/: its name, what it is
     "deeper": (
         "Deeper",
-        "The engine rooms of the chapters: pages of their own, one shelf further.",
+        "Optional deep dives behind the chapters, pages of their own.",
     ),
     "beyond": ("Beyond", "Other architectures and other kinds of training."),
     "solutions": (
@@ -55,6 +57,9 @@ COMMON = set(
     "tail target temperature tied token tokenizer valid value variance vocabulary weights window "
     "wavelength gradient clipping checkpoint interleaved pruning penalty draft embedding".split()
 )
+
+
+NOT_COMPARED = re.compile(r"^# *NBVAL_\w+ *\n?", re.M)  # a mark for tests, not for readers
 
 
 class SourceError(Exception):
@@ -90,8 +95,33 @@ def package_label(module: str, up: str) -> str:
     return f"```{{container}} package-label\npackage code: [{file}]({up}{file[:-3]}.md)\n```"
 
 
+def only_draws(cell: dict[str, Any]) -> bool:
+    """Nothing but pictures comes of the cell, and it proves nothing: a page folds its code."""
+    if cell["cell_type"] != "code" or re.search(r"^\s*assert\b", text_of(cell), re.M):
+        return False
+    outputs = cell["outputs"]
+    return bool(outputs) and all("image/png" in output.get("data", {}) for output in outputs)
+
+
+def with_ways(notebook: dict[str, Any], path: Path, repository: str) -> None:
+    """After the head of a page, links to its exercises, their solutions, the chapters."""
+    up = "../" * (len(path.relative_to(ROOT / "notebooks").parts) - 1)
+    texts = [text_of(c) for c in notebook["cells"] if c["cell_type"] == "markdown"]
+    ways = []
+    if any(re.search(r"^## Exercises$", text, re.M) for text in texts):
+        ways.append("[Exercises](#Exercises)")
+        if (ROOT / "notebooks/solutions" / path.name).exists():
+            ways.append(f"[solutions]({up}solutions/{path.name})")
+    ways.append(f"[all chapters]({up}../README.md#The-ten-chapters)")
+    ways += [f"[repository]({repository})"] if repository else []
+    line = f"```{{container}} page-ways\n{' · '.join(ways)}\n```"
+    notebook["cells"].insert(1, markdown_cell(line, "page-ways"))
+
+
 def marked(notebook: dict[str, Any], up: str) -> int:
-    """Put a label before each exported cell, and a class on it; how many there are."""
+    """Label exported cells, fold those that only draw, and leave out the marks of tests; how many
+    are exported.
+    """
     default, cells, count = "", [], 0
     for cell in notebook["cells"]:
         found = marks(cell)
@@ -101,6 +131,10 @@ def marked(notebook: dict[str, Any], up: str) -> int:
             module = found["export"] or default
             cells.append(markdown_cell(package_label(module, up), f"{cell['id']}-label"))
             cell["metadata"]["tags"] = [*cell["metadata"].get("tags", []), "package-code"]
+        elif only_draws(cell):
+            cell["metadata"]["tags"] = [*cell["metadata"].get("tags", []), "hide-input"]
+        if cell["cell_type"] == "code":
+            cell["source"] = NOT_COMPARED.sub("", text_of(cell))
         cells.append(cell)
     notebook["cells"] = cells
     return count
@@ -163,6 +197,8 @@ def lay_notebooks() -> dict[str, list[str]]:
         for path in sorted((ROOT / folder).glob("*.ipynb")):
             notebook = read_notebook(path)
             marked(notebook, "../" * len(folder.parts))
+            if shelf != "solutions":
+                with_ways(notebook, path, os.environ.get("REPO", ""))
             if not shelf and path.stem in MOVING:
                 add_figure(path.stem, notebook)
             for cell in notebook["cells"]:
@@ -207,11 +243,12 @@ def lay_glossary() -> None:
 
 def lay_documents() -> None:
     """README, CONTRIBUTING, results, notes on the assets, and the drawings, at their places."""
-    for path in [*ROOT.glob("*.md"), *ROOT.glob("benchmarks/*.md"), *ROOT.glob("assets/**/*.md")]:
+    shelves = ["*.md", "notebooks/README.md", "benchmarks/*.md", "assets/**/*.md"]
+    for path in [path for shelf in shelves for path in ROOT.glob(shelf)]:
         target = SOURCE / path.relative_to(ROOT)
         target.parent.mkdir(parents=True, exist_ok=True)
         text = path.read_text(encoding="utf-8")
-        text = re.sub(r"\]\(notebooks/(\w+)/?\)", r"](notebooks/\1/index.md)", text)
+        text = re.sub(rf"\]\(((notebooks/)?({'|'.join(SHELVES)}))/?\)", r"](\1/index.md)", text)
         text = relinked(text, path)
         if path.parent.is_relative_to(ROOT / "assets"):
             text = f"---\norphan: true\n---\n{text}"
@@ -229,19 +266,18 @@ def toctree(entries: list[str], caption: str = "", depth: int = 1, *, shown: boo
 
 
 def lay_shelves(shelves: dict[str, list[str]]) -> None:
-    """A page a shelf: its rows of the README's tables, if it has some, and its pages."""
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    """A page a shelf: its rows of notebooks/README.md, if it has some, and its pages."""
+    lines = (ROOT / "notebooks/README.md").read_text(encoding="utf-8").splitlines()
     for shelf, (title, what) in SHELVES.items():
         folder = SOURCE / "notebooks" / shelf
         (folder / "index.md").write_text(
             f"# {title}\n\n{what}\n\n{toctree(shelves[shelf], shown=True)}", encoding="utf-8"
         )
-        rows = [s for s in readme.splitlines() if f"](notebooks/{shelf}/" in s and s[0] == "|"]
+        rows = [s for s in lines if f"]({shelf}/" in s and s[0] == "|"]
         if rows:
-            lines = readme.splitlines()
             start = lines.index(rows[0])
             table = "\n".join([*lines[start - 2 : start], *rows])
-            table = table.replace(f"](notebooks/{shelf}/", "](").replace("](notebooks/", "](../")
+            table = table.replace(f"]({shelf}/", "](")
             text = f"# {title}\n\n{what}\n\n{table}\n\n{toctree(shelves[shelf])}"
             (folder / "index.md").write_text(text, encoding="utf-8")
 
@@ -254,6 +290,7 @@ def lay_static() -> int:
     live.mkdir()
     for name in MODEL:
         shutil.copy(ROOT / "assets/stories-en" / name, live)
+    shutil.copy(GRAMMAR, live)
     return sum(path.stat().st_size for path in live.iterdir())
 
 
@@ -276,12 +313,15 @@ def lay_out() -> None:
     documents = sorted(path.stem for path in ROOT.glob("*.md") if path.stem != "README")
     trees = [
         toctree([*spine, "javascript"], "The course"),
-        toctree([f"notebooks/{shelf}/index" for shelf in SHELVES], "Further shelves"),
+        toctree(
+            ["notebooks/README", *(f"notebooks/{shelf}/index" for shelf in SHELVES)],
+            "Installing, further shelves",
+        ),
         toctree(["notebooks/GLOSSARY", "benchmarks/RESULTS", "benchmarks/HISTORY"], "Look up"),
-        toctree(["Install and use <README>", *documents, *rooms], "The package"),
+        toctree(["README", *documents, *rooms], "The package"),
     ]
     story = json.loads(STORY.read_text(encoding="utf-8"))
-    text = front.page(ROOT, story, size)
+    text = front.page(ROOT, story, size, os.environ.get("REPO", ""))
     (SOURCE / "index.md").write_text("\n".join([text, *trees]), encoding="utf-8")
 
 

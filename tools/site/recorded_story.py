@@ -2,8 +2,8 @@
 
     .venv/bin/python tools/site/recorded_story.py
 
-The shipped model tells it here, with the probability of each of its tokens; the floor of its
-language, which the live model is measured by, stands beside it.
+The shipped model tells it here, with the probability of each of its tokens; beside it stands what a
+perfect model would have paid for it, its own floor.
 """
 
 from __future__ import annotations
@@ -45,7 +45,6 @@ def main() -> None:
         "bits": -log_probs.sum().item() / math.log(2),
         "bytes": len(text.encode()),
         "floor_bits": -nats / math.log(2),
-        "floor": language.bits_per_byte(),
     }
     out = ROOT / "build/site-live"
     out.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Sphinx extension: MathML, folded solutions, links from a page's words to the glossary."""
+"""Sphinx extension: MathML, pictures at full size, folded solutions, links to the glossary."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ import json
 import re
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from docutils import nodes
 from latex2mathml.converter import convert
 from sphinx.application import Sphinx
+from sphinx.writers.html5 import HTML5Translator
 
 QUIET = (nodes.title, nodes.reference, nodes.literal, nodes.literal_block, nodes.math)
 QUIET += (nodes.math_block, nodes.raw, nodes.caption, nodes.table)
@@ -28,6 +30,22 @@ def inline_math(writer: Any, node: nodes.math) -> None:
 def display_math(writer: Any, node: nodes.math_block) -> None:
     writer.body.append(f'<div class="math">{convert(node.astext(), display="block")}</div>')
     raise nodes.SkipNode
+
+
+def open_image(writer: Any, node: nodes.image) -> None:
+    """An output's picture leads to itself at full size, where a phone can enlarge it."""
+    name = writer.builder.images.get(node["uri"])
+    node["full"] = name and not isinstance(node.parent, nodes.reference)
+    if node["full"]:
+        address = f"{writer.builder.imgpath}/{quote(name)}"
+        writer.body.append(f'<a class="full-size" href="{address}" title="open at full size">')
+    HTML5Translator.visit_image(writer, node)
+
+
+def close_image(writer: Any, node: nodes.image) -> None:
+    HTML5Translator.depart_image(writer, node)
+    if node["full"]:
+        writer.body.append("</a>")
 
 
 class Folded(nodes.General, nodes.Element):
@@ -106,6 +124,7 @@ def link_terms(app: Sphinx, doctree: nodes.document, docname: str) -> None:
 
 def setup(app: Sphinx) -> dict[str, Any]:
     app.add_html_math_renderer("mathml", (inline_math, None), (display_math, None))
+    app.add_node(nodes.image, override=True, html=(open_image, close_image))
     app.add_node(Folded, html=(open_folded, close_folded))
     app.connect("doctree-read", fold_solutions)
     app.connect("doctree-resolved", link_terms)

@@ -1,7 +1,8 @@
 // The live story of the front page: the button, the dials, the choice of the next token.
 
-import { Model } from "./model.js";
+import { fetched, Model } from "./model.js";
 import { bits, distribution, draw } from "./sampling.js";
+import { StoryLanguage } from "./stories.js";
 
 const CHOICES = 10;
 const DIALS = [
@@ -25,13 +26,12 @@ function element(tag, attributes = {}, ...children) {
 }
 
 export class Live {
-  constructor(model, section) {
-    this.model = model;
+  constructor(model, language, section) {
+    Object.assign(this, { model, language });
     this.story = section.querySelector("#story");
     this.note = section.querySelector("#story-note");
     this.status = section.querySelector("#status");
     this.panel = section.querySelector("#panel");
-    this.floor = Number(section.dataset.floor);
     this.settings = {};
     this.build();
   }
@@ -67,7 +67,7 @@ export class Live {
       return made;
     };
     this.drawing = button("draw", "Draw the next token", () => this.guard(() => this.drawOne()));
-    this.writing = button("write", "Write to the end", () => (this.running ? (this.running = false) : this.guard(() => this.writeOn())));
+    this.writing = button("write", "Write to the end", () => (this.running ? (this.running = false) : this.guard(() => this.write())));
     this.prompt = element("input", { type: "text", id: "prompt", placeholder: "Once upon a time", autocomplete: "off" });
     const form = element("form", { class: "begin" },
       element("label", { for: "prompt" }, "Begin with"), this.prompt, element("button", { type: "submit", id: "again" }, "Start again"));
@@ -105,7 +105,11 @@ export class Live {
     this.logits = this.model.step(this.model.begin);
     for (const id of ids) this.read(id);
     this.show();
-    this.say(text ? "Begun with your text." : "A new story. Draw, or choose a token.");
+    const wrong = text && this.language.firstWrong(text);
+    this.say(!text ? "A new story. Draw, or choose a token."
+      : !wrong ? "Begun with your text."
+      : `Begun with your text. No story begins like this: “${wrong}” is the first word that none has there. ` +
+        "The model has read such stories and nothing else, so what follows may be no story, or no words at all.");
   }
 
   // Append a token, whose price is what the model itself gave it, whatever the dials say.
@@ -127,16 +131,18 @@ export class Live {
     if (!this.over) this.take(draw(distribution(this.logits, this.settings), Math.random()));
   }
 
-  async writeOn() {
+  // To the end of the story; of one that is over, another from its beginning.
+  async write() {
+    if (this.over) this.begin();
     this.running = true;
-    this.writing.textContent = "Stop";
+    this.showActs();
     while (!this.over && this.running) {
       this.read(draw(distribution(this.logits, this.settings), Math.random()));
       this.show();
       await new Promise((done) => setTimeout(done)); // the page stays alive
     }
     this.running = false;
-    this.writing.textContent = "Write to the end";
+    this.showActs();
     this.say(this.over ? "The story is over." : "Stopped.");
   }
 
@@ -153,13 +159,31 @@ export class Live {
       const p = this.probs[i];
       return element("span", { style: `--s:${shade(p)}`, title: `probability ${p.toFixed(3)}` }, text);
     }));
-    const bytes = this.ids.reduce((sum, id) => sum + this.model.tokenizer.bytesOf(id).length, 0);
-    const total = this.probs.reduce((sum, p) => sum + bits(p), 0);
-    this.note.textContent = bytes
-      ? `${this.ids.length} tokens, ${bytes} bytes. They cost the model ${(total / bytes).toFixed(4)} bits a byte${this.over ? "" : " so far"}. ` +
-        `The floor, what a perfect model pays for whole stories on average, is ${this.floor.toFixed(4)}.`
-      : "Nothing is written yet. The redder a token, the less probable the model found it.";
+    this.note.textContent = this.price();
     this.showChoices();
+  }
+
+  // What the text cost the model; of one that is over also whether it is valid, and its own floor.
+  price() {
+    const text = this.model.tokenizer.decode(this.ids), bytes = new TextEncoder().encode(text).length;
+    if (!bytes) return "Nothing is written yet. The redder a token, the less probable the model found it.";
+    const total = this.probs.reduce((sum, p) => sum + bits(p), 0), perByte = (x) => (x / bytes).toFixed(4);
+    const cost = `cost the model ${perByte(total)} bits a byte`;
+    if (!this.over) return `${this.ids.length} tokens, ${bytes} bytes. They ${cost} so far.`;
+    const wrong = this.language.firstWrong(text);
+    if (wrong === null) {
+      const floor = -this.language.score(text) / Math.LN2;
+      const luck = total < floor ? " (Less, by luck: on average no model can pay less.)" : "";
+      return `Valid to the last word. The story ${cost}. Its own floor, what a perfect model would have paid for it, is ${perByte(floor)}.${luck}`;
+    }
+    const fault = wrong ? `the first word that cannot stand there is “${wrong}”` : "it ends too early";
+    return `Not valid: ${fault}. The text ${cost}. It has no floor, for no story of the language is this one.`;
+  }
+
+  // What the buttons do now; after the end there is no next token to choose.
+  showActs() {
+    this.writing.textContent = this.running ? "Stop" : this.over ? "Tell another" : "Write to the end";
+    this.drawing.disabled = this.choices.hidden = this.rest.hidden = this.over;
   }
 
   showChoices() {
@@ -174,13 +198,14 @@ export class Live {
       bar.style.setProperty("--own", own[id]);
       button.setAttribute("aria-label", `${this.name(id)}, ${percent(now[id])}; without the dials ${percent(own[id])}`);
       button.classList.toggle("cut", now[id] === 0);
-      button.disabled = this.over;
     });
     const others = now.reduce((sum, p) => sum + p, 0) - best.reduce((sum, id) => sum + now[id], 0);
     this.rest.textContent = `The other ${own.length - CHOICES} tokens together: ${percent(Math.max(0, others))}. The thin line is the model's own probability, without the dials.`;
-    this.drawing.disabled = this.writing.disabled = this.over;
+    this.showActs();
   }
 }
+
+const LACKS = "this browser is too old for it (String.toWellFormed and readable streams are wanted)";
 
 async function loadLive(section) {
   const button = section.querySelector("#load"), status = section.querySelector("#status");
@@ -190,16 +215,20 @@ async function loadLive(section) {
   button.after(progress);
   let come = 0;
   try {
-    const model = await Model.load(new URL(section.dataset.base, document.baseURI), (bytes) => {
+    if (!("".toWellFormed && window.ReadableStream)) throw new Error(LACKS);
+    const base = new URL(section.dataset.base, document.baseURI);
+    const heard = (bytes) => {
       come += bytes;
       progress.value = come / (1e6 * parseFloat(section.dataset.size));
-    });
-    const live = new Live(model, section);
-    live.begin("");
+    };
+    const [model, grammar] = await Promise.all([Model.load(base, heard), fetched(new URL("en.txt", base).href, heard)]);
+    const live = new Live(model, new StoryLanguage(new TextDecoder().decode(grammar)), section);
+    live.begin();
     button.hidden = true;
     live.panel.hidden = false;
-    live.drawing.focus();
+    live.writing.focus();
     section.live = live;
+    live.guard(() => live.write());
   } catch (error) {
     button.disabled = false;
     status.textContent = `The live model cannot run here: ${error.message}. The recorded story stays.`;

@@ -3,7 +3,7 @@
 import { CausalLM, readSafetensors } from "./minillm.js";
 import { Tokenizer } from "./tokenizer.js";
 
-async function fetched(address, onBytes) {
+export async function fetched(address, onBytes) {
   const answer = await fetch(address);
   if (!answer.ok) throw new Error(`${address.split("/").pop()} could not be loaded (${answer.status})`);
   const pieces = [];
