@@ -17,8 +17,16 @@ from hypothesis import strategies as st
 from tokenizer_texts import END, NATURAL, likely_text, trained, unicode_text
 from transformers import PreTrainedTokenizerFast
 
-from minillm.bpe import GPT2_PATTERN, GPT4_PATTERN, PATTERNS, BPETokenizer, Memo, merge_word
-from minillm.deeper.tokenizer import bulk
+from minillm.bpe import (
+    GPT2_PATTERN,
+    GPT4_PATTERN,
+    PATTERNS,
+    BPETokenizer,
+    Memo,
+    learn_merges,
+    merge_word,
+)
+from minillm.deeper.tokenizer import bulk, merges
 from minillm.deeper.tokenizer.bulk import encode_iterable
 from minillm.deeper.tokenizer.hf_json import to_hf, to_tiktoken
 from minillm.deeper.tokenizer.long_words import merge_long_word
@@ -362,6 +370,21 @@ def test_pruning_keeps_the_tokens_of_the_domain(gpt4):
         assert small.decode(small.encode(other)) == other
     with pytest.raises(ValueError, match="id 700"):
         prune(gpt4, [700])
+
+
+@settings(max_examples=300)
+@given(
+    words=st.dictionaries(st.text("abé", min_size=1, max_size=9), st.integers(1, 5), max_size=9),
+    number=st.integers(0, 40),
+)
+def test_the_plain_learner_and_the_quick_one_learn_the_same(words, number):
+    assert learn_merges(words, number) == merges.learn_merges(words, number)
+
+
+def test_the_learner_takes_the_greatest_of_equal_pairs_and_replaces_from_the_left():
+    assert learn_merges({"ab": 1, "cd": 1}, 9) == [(b"c", b"d"), (b"a", b"b")]
+    assert learn_merges({"aaa": 2, "ba": 3}, 9) == [(b"a", b"a"), (b"b", b"a"), (b"aa", b"a")]
+    assert learn_merges({}, 3) == learn_merges({"ab": 1}, 0) == []
 
 
 def test_names_of_special_tokens_are_found_or_given(gpt4):
