@@ -204,7 +204,10 @@ class BPETokenizer(TokenizerDoors):
         longest_first = sorted(map(re.escape, self.named), key=len, reverse=True)
         self.names = re.compile("|".join(longest_first)) if self.named else None
 
-    vocab_size = property(lambda self: max(self.pieces) + 1)  # rows that an embedding needs
+    @property
+    def vocab_size(self) -> int:
+        """Rows that an embedding needs: the greatest id plus one."""
+        return max(self.pieces) + 1
 
     def __len__(self) -> int:
         return len(self.pieces)
