@@ -20,6 +20,7 @@ import transformers
 from minillm.beyond.answers.conversations import conversation_example
 from minillm.beyond.answers.sft import Example
 from minillm.bpe import BPETokenizer
+from minillm.deeper.tokenizer.foreign import ForeignTokenizer
 from minillm.stories.language import StoryLanguage
 from minillm.support import fence
 
@@ -48,7 +49,7 @@ def main() -> None:
     stories = StoryLanguage("en").corpus(CONVERSATIONS, seed=0)
     names = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
     trained = BPETokenizer.train(stories, 1000, special_tokens=names)
-    ours = BPETokenizer(
+    ours = ForeignTokenizer(
         trained.ranks,
         trained.pattern,
         trained.special_tokens,

@@ -14,6 +14,7 @@ _PUBLIC = {
     "stories.language": ["StoryLanguage"],
     "ngram": ["NGramModel", "bits_per_byte"],
     "bpe": ["BPETokenizer"],
+    "deeper.tokenizer.foreign": ["ForeignTokenizer"],
     "heads": ["MultiHeadAttention"],
     "beyond.state.mamba": ["Mamba2Mixer"],
     "beyond.state.mamba_parts": ["StateSizes"],

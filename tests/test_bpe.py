@@ -6,7 +6,6 @@ import subprocess
 import sys
 import textwrap
 import time
-import unicodedata
 from functools import partial
 
 import numpy as np
@@ -15,11 +14,19 @@ import tiktoken
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizer_texts import END, NATURAL, trained
+from tokenizer_texts import END, NATURAL, likely_text, trained, unicode_text
 from transformers import PreTrainedTokenizerFast
 
-from minillm.bpe import GPT2_PATTERN, GPT4_PATTERN, PATTERNS, BPETokenizer, Memo, merge_word
-from minillm.deeper.tokenizer import bulk
+from minillm.bpe import (
+    GPT2_PATTERN,
+    GPT4_PATTERN,
+    PATTERNS,
+    BPETokenizer,
+    Memo,
+    learn_merges,
+    merge_word,
+)
+from minillm.deeper.tokenizer import bulk, merges
 from minillm.deeper.tokenizer.bulk import encode_iterable
 from minillm.deeper.tokenizer.hf_json import to_hf, to_tiktoken
 from minillm.deeper.tokenizer.long_words import merge_long_word
@@ -56,14 +63,6 @@ def test_natural_text_has_tiktokens_ids_and_returns(tokenizer, native, name):
     text = NATURAL[name] * 3
     assert tokenizer.encode(text) == native.encode(text)
     assert tokenizer.decode(tokenizer.encode(text)) == text
-
-
-# Characters younger than Python's tables are left out: tiktoken's may be too old to know them.
-# Special tokens, too: hypothesis tries strings that stand in our own code.
-unicode_text = st.text(st.characters(exclude_categories=["Cs", "Cn"]), max_size=80).filter(
-    lambda text: not any(token in text for token in (END, "<s>", "<x>"))
-)
-likely_text = st.text("the catT\n\r\t 12'sSlré中\u3000\x1c!.,", max_size=80)
 
 
 @settings(max_examples=1500)
@@ -300,16 +299,6 @@ def test_merges_make_the_ranks(tokenizer):
     assert tokenizer.vocab_size == len(tokenizer) == 700
 
 
-@settings(max_examples=300)
-@given(text=unicode_text | likely_text)
-def test_nfc_composes_before_encoding(gpt4, text):
-    composing = BPETokenizer(gpt4.ranks, gpt4.pattern, normalizer="NFC")
-    composed = unicodedata.normalize("NFC", text)
-    assert composing.encode(text) == gpt4.encode(composed)
-    assert list(encode_iterable(composing, text)) == gpt4.encode(composed)
-    assert composing.decode(composing.encode(text)) == composed
-
-
 def test_begin_token_comes_first_and_only_from_encode(gpt4):
     tokenizer = BPETokenizer(gpt4.ranks, GPT4_PATTERN, {"<s>": 800}, add_bos=True)
     assert tokenizer.encode("a") == [800, *tokenizer.encode_ordinary("a")]
@@ -368,13 +357,6 @@ def test_only_the_text_alone_comes_back(gpt4, text):
         assert "".join(map(decoder.push, map(int, marked))) + decoder.finish() == text
 
 
-def test_special_tokens_are_skipped_and_added_ones_are_not(gpt4):
-    tokenizer = BPETokenizer(gpt4.ranks, gpt4.pattern, {END: 800}, added_tokens={"<think>": 801})
-    ids = tokenizer.encode(f"a<think>b{END}", allowed_special="all")
-    assert tokenizer.decode(ids, skip_special_tokens=True) == "a<think>b"
-    assert tokenizer.decode([800, 900], skip_special_tokens=True) == ""
-
-
 def test_pruning_keeps_the_tokens_of_the_domain(gpt4):
     text = NATURAL["english"]
     small, old_ids = prune(gpt4, gpt4.encode(text))
@@ -390,6 +372,21 @@ def test_pruning_keeps_the_tokens_of_the_domain(gpt4):
         prune(gpt4, [700])
 
 
+@settings(max_examples=300)
+@given(
+    words=st.dictionaries(st.text("abé", min_size=1, max_size=9), st.integers(1, 5), max_size=9),
+    number=st.integers(0, 40),
+)
+def test_the_plain_learner_and_the_quick_one_learn_the_same(words, number):
+    assert learn_merges(words, number) == merges.learn_merges(words, number)
+
+
+def test_the_learner_takes_the_greatest_of_equal_pairs_and_replaces_from_the_left():
+    assert learn_merges({"ab": 1, "cd": 1}, 9) == [(b"c", b"d"), (b"a", b"b")]
+    assert learn_merges({"aaa": 2, "ba": 3}, 9) == [(b"a", b"a"), (b"b", b"a"), (b"aa", b"a")]
+    assert learn_merges({}, 3) == learn_merges({"ab": 1}, 0) == []
+
+
 def test_names_of_special_tokens_are_found_or_given(gpt4):
     assert (gpt4.eos_token, gpt4.pad_token, gpt4.bos_token) == (END, END, None)
     assert gpt4.bos_token_id is None
@@ -403,13 +400,8 @@ def test_names_of_special_tokens_are_found_or_given(gpt4):
     [
         ({"special_tokens": {"<a>": 5}}, "share the id 5"),
         ({"special_tokens": {"": 900}}, "empty"),
-        ({"added_tokens": {"<a>": 5}}, "share the id 5"),
-        ({"added_tokens": {"": 900}}, "empty"),
-        ({"added_tokens": {"<a>": 901}, "special_tokens": {"<a>": 900}}, "'<a>' is special and"),
-        ({"added_tokens": {"<a>": 900}, "eos_token": "<a>"}, "'<a>' is none"),
         ({"special_tokens": {"<a>": -1}}, "negative"),
         ({"eos_token": "<nope>"}, "'<nope>' is none"),
-        ({"normalizer": "NFKC"}, "NFKC"),
         ({"add_bos": True}, "bos_token"),
         ({"ranks": {b"a": 0}}, "255 of the 256 bytes"),
     ],
@@ -424,23 +416,6 @@ def test_contradictions_are_errors(gpt4, change, message):
 def test_names_of_special_tokens_to_train_with_are_a_list_of_different_ones(names):
     with pytest.raises(ValueError, match=f"special_tokens .* not {re.escape(repr(names))}"):
         BPETokenizer.train("the cat", 300, special_tokens=names)
-
-
-def test_added_tokens_are_found_in_any_text(gpt4):
-    added = {"<think>": 800, "<think>s": 801}
-    tokenizer = BPETokenizer(gpt4.ranks, GPT4_PATTERN, {END: 802}, added_tokens=added)
-    text = "a<think>so<think> b"
-    ids = [*gpt4.encode("a"), 801, *gpt4.encode("o"), 800, *gpt4.encode(" b")]
-    assert tokenizer.encode(text) == tokenizer.encode_ordinary(text) == ids
-    assert [*encode_iterable(tokenizer, text)] == ids and tokenizer.decode(ids) == text
-    assert to_hf(tokenizer).encode(text).ids == ids
-    with pytest.warns(UserWarning, match="'<think>' lies inside '<think>s'"):
-        theirs = to_tiktoken(tokenizer)
-    assert theirs.encode(f"<think>{END}", allowed_special="all") == [800, 802]
-    assert len(tokenizer) == len(gpt4) + 2 and tokenizer.vocab_size == 803
-    small, old_ids = prune(tokenizer, [])
-    assert [old_ids[i] for i in small.added_tokens.values()] == [800, 801]
-    assert small.decode(small.encode(text)) == text
 
 
 def test_a_memo_stays_bounded():

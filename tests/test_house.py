@@ -66,7 +66,7 @@ LOOKS_UP = {
     "sampling": "deeper.generation",  # rows drawn together
     "training": "deeper.training",  # Muon, plain batches, expected losses
     "support": "beyond.families cache deeper.attention deeper.fast deeper.pretrained "
-    "deeper.training generation layers model",  # families, devices, doors
+    "deeper.tokenizer deeper.training generation layers model",  # families, devices, doors
     "deeper.fast": "beyond.lora deeper.pretrained deeper.training",
     "deeper.pretrained": "deeper.training",
     "deeper.training": "deeper.pretrained",  # a checkpoint tells from_pretrained its model

@@ -13,6 +13,7 @@ from minillm.bpe import BPETokenizer
 from minillm.config import ModelConfig
 from minillm.deeper.generation.conversation import Conversation
 from minillm.deeper.generation.stream import stream_text
+from minillm.deeper.tokenizer.foreign import ForeignTokenizer
 from minillm.model import CausalLM
 from minillm.sampling import Sampler
 
@@ -112,7 +113,7 @@ TEMPLATE = (
 def tokenizer():
     plain = BPETokenizer.train(["the cat sat on the mat"] * 4, 280, special_tokens=NAMES)
     options = {"eos_token": NAMES[-1], "chat_template": TEMPLATE}
-    return BPETokenizer(plain.ranks, plain.pattern, plain.special_tokens, **options)
+    return ForeignTokenizer(plain.ranks, plain.pattern, plain.special_tokens, **options)
 
 
 @pytest.mark.parametrize("family", ["llama", "mamba2"])

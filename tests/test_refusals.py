@@ -110,7 +110,7 @@ def chat(template=CHAT):
     """A small tokenizer with a chat template."""
     made = bpe()
     options = {"eos_token": "<|endoftext|>", "chat_template": template}
-    return minillm.BPETokenizer(made.ranks, made.pattern, made.special_tokens, **options)
+    return minillm.ForeignTokenizer(made.ranks, made.pattern, made.special_tokens, **options)
 
 
 def folder(files, name="folder"):

@@ -1,5 +1,7 @@
 """Texts of many scripts for the tests of tokenizers, and a tokenizer trained on them."""
 
+from hypothesis import strategies as st
+
 from minillm.bpe import BPETokenizer
 
 END = "<|endoftext|>"
@@ -16,6 +18,13 @@ NATURAL = {
     "controls": "a\x00b\x01\x1c\x1d\x1e\x1f\x7f c\x00\x00 \ufeffd\u200be\u00ad",
     "marks": "e\u0301a\u0308 \u0301x ñ n\u0303 ſ 'ſ K ﬁ ǆ",
 }
+
+# Characters younger than Python's tables are left out: tiktoken's may be too old to know them.
+# Special tokens, too: hypothesis tries strings that stand in our own code.
+unicode_text = st.text(st.characters(exclude_categories=["Cs", "Cn"]), max_size=80).filter(
+    lambda text: not any(token in text for token in (END, "<s>", "<x>"))
+)
+likely_text = st.text("the catT\n\r\t 12'sSlré中\u3000\x1c!.,", max_size=80)
 
 
 def trained(pattern):

@@ -9,6 +9,7 @@ beforehand, and compares in a process of its own.
 import json
 import random
 import sys
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -41,7 +42,13 @@ def chapter_01(seed: int) -> Values:
 
 
 def chapter_02(seed: int) -> Values:
-    from minillm.bpe import GPT4_PATTERN, BPETokenizer, make_pre_tokenizer, merge_word
+    from minillm.bpe import (
+        GPT4_PATTERN,
+        BPETokenizer,
+        learn_merges,
+        make_pre_tokenizer,
+        merge_word,
+    )
 
     ranks = {bytes([b]): b for b in range(256)} | {b"he": 256, b"th": 257, b"the": 258}
 
@@ -50,6 +57,9 @@ def chapter_02(seed: int) -> Values:
 
     return {
         "make_pre_tokenizer": lambda: make_pre_tokenizer(GPT4_PATTERN).words(text(seed)),
+        "learn_merges": lambda: [
+            (left + right).hex() for left, right in learn_merges(Counter(text(seed).split()), 9)
+        ],
         "merge_word": lambda: [p.hex() for p in merge_word(b"the" * (seed % 5 + 1), ranks)],
         "BPETokenizer.encode": ids,
     }

@@ -1,31 +1,19 @@
-"""Doors: what one asks of a whole model beside its arithmetic, done elsewhere.
+"""The doors of a model: what one asks of it beside its arithmetic, done elsewhere.
 
-Written by hand. `generate = Door("minillm.generation:generate")` makes a method of that function:
-it is looked up when it is called, and `help(model.generate)` is the function's own.
+Written by hand. What a door is stands in `support.door`.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from pkgutil import resolve_name
-from types import MethodType
 from typing import Any, Self
 
 from torch import Tensor, nn
 
-__all__ = ["Door", "Doors"]
+from minillm.support.door import Door
 
-
-class Door:
-    """A method that is a function of another file, called with the object first."""
-
-    def __init__(self, where: str) -> None:
-        self.where = where  # "package.module:function"
-
-    def __get__(self, instance: Any, owner: type) -> Any:
-        function = resolve_name(self.where)
-        return function if instance is None else MethodType(function, instance)
+__all__ = ["Doors"]
 
 
 class Doors(nn.Module):

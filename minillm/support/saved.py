@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import nn
 
-from minillm.support.doors import Door
+from minillm.support.door import Door
 
 
 class SavedModel(nn.Module):

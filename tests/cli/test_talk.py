@@ -19,6 +19,7 @@ from minillm.config import ModelConfig
 from minillm.deeper.generation import conversation as conversations
 from minillm.deeper.generation.conversation import Conversation
 from minillm.deeper.pretrained.load import from_pretrained, save_pretrained
+from minillm.deeper.tokenizer.foreign import ForeignTokenizer
 from minillm.model import CausalLM
 from minillm.sampling import Sampler
 
@@ -38,7 +39,7 @@ def save(folder, template=CHATML, more_rows=0, **changes):
     """A model of random weights whose tokenizer has that chat template."""
     plain = BPETokenizer.train(TEXTS, 302, special_tokens=NAMES)
     options = {"eos_token": "<|im_end|>", "chat_template": template}
-    tokenizer = BPETokenizer(plain.ranks, plain.pattern, plain.special_tokens, **options)
+    tokenizer = ForeignTokenizer(plain.ranks, plain.pattern, plain.special_tokens, **options)
     changes = {"initializer_range": 0.3, "max_position_embeddings": 512, **changes}
     rows = tokenizer.vocab_size + more_rows
     config = ModelConfig(rows, 32, 2, 4, 48, eos_token_id=tokenizer.eos_token_id, **changes)

@@ -18,6 +18,7 @@ from minillm.cli.main import main
 from minillm.cli.terminal import show, tell, visible
 from minillm.config import ModelConfig
 from minillm.deeper.pretrained.load import save_pretrained
+from minillm.deeper.tokenizer.foreign import ForeignTokenizer
 from minillm.model import CausalLM
 
 CLIPBOARD = "\x1b]52;c;cm0=\x07"
@@ -52,7 +53,7 @@ def folder(tmp_path_factory):
     texts, wanted = [*PIECES, *STAYS[2:]] * 20, PIECES + STAYS[1:]
     plain = BPETokenizer.train(texts, 360, pattern=r"[\s\S]+", special_tokens=["<|end|>"])
     options = {"eos_token": "<|end|>", "chat_template": TEMPLATE}
-    tokenizer = BPETokenizer(plain.ranks, plain.pattern, plain.special_tokens, **options)
+    tokenizer = ForeignTokenizer(plain.ranks, plain.pattern, plain.special_tokens, **options)
     chain = [tokenizer.encode_ordinary(piece) for piece in wanted]
     ids = [*tokenizer.encode_ordinary("\n"), *(i for piece in chain for i in piece)]
     assert len({*ids}) == len(ids)

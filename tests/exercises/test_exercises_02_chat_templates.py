@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from minillm.bpe import GPT4_PATTERN, BPETokenizer
+from minillm.bpe import GPT4_PATTERN
+from minillm.deeper.tokenizer.foreign import ForeignTokenizer
 from minillm.exercises import grade
 from minillm.exercises.chat_templates import _TALKS, WRITTEN, _chatml, _mask
 
@@ -167,13 +168,13 @@ def test_what_templates_write_is_what_the_package_writes(prompt):
     names = {"<s>": 256, "<|im_start|>": 257, "<|im_end|>": 258}
     messages = [{"role": "user", "content": " Hi "}, {"role": "assistant", "content": "Yes"}]
     for template, text in WRITTEN.items():
-        found = BPETokenizer(ranks, GPT4_PATTERN, names, chat_template=template)
+        found = ForeignTokenizer(ranks, GPT4_PATTERN, names, chat_template=template)
         assert found.decode(found.apply_chat_template(messages)) == text
     chatml = (
         "{% for m in messages %}\n<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n"
         "{% endfor %}\n{% if add_generation_prompt %}\n<|im_start|>assistant\n\n{% endif %}"
     )
-    found = BPETokenizer(ranks, GPT4_PATTERN, names, chat_template=chatml)
+    found = ForeignTokenizer(ranks, GPT4_PATTERN, names, chat_template=chatml)
     for talk in _TALKS:
         messages = [{"role": role, "content": content} for role, content in talk]
         ids = found.apply_chat_template(messages, add_generation_prompt=prompt)

@@ -18,6 +18,7 @@ from minillm.bpe import GPT4_PATTERN, BPETokenizer, PreTokenizer, make_pre_token
 from minillm.config import ModelConfig
 from minillm.deeper.generation.stream import StopStrings
 from minillm.deeper.pictures.qwen_vl import QwenVisionConfig, QwenVL, QwenVLConfig
+from minillm.deeper.tokenizer.foreign import ForeignTokenizer
 from minillm.deeper.tokenizer.hf_json import DIGEST, arguments, to_json
 from minillm.deeper.tokenizer.merges import count_words
 from minillm.generation import generate
@@ -163,10 +164,10 @@ ANSWER = "{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration
 
 HOLDS_HALF = {
     "a token": lambda text: BPETokenizer.train("a", 300, special_tokens=[text]),
-    "the chat template": lambda text: BPETokenizer(TOKENIZER.ranks, "a", chat_template=text),
+    "the chat template": lambda text: ForeignTokenizer(TOKENIZER.ranks, "a", chat_template=text),
     "a stop string": lambda text: StopStrings(None, text, TOKENIZER, CONFIG),
     r"messages\[0\]\['content'\]": lambda text: conversation_example(
-        BPETokenizer(TOKENIZER.ranks, GPT4_PATTERN, chat_template=ANSWER),
+        ForeignTokenizer(TOKENIZER.ranks, GPT4_PATTERN, chat_template=ANSWER),
         [{"role": "assistant", "content": text}],
     ),
 }
@@ -209,8 +210,8 @@ def changed(**parts):
 
 QUOTES = {
     "end token": lambda: BPETokenizer(RANKS, GPT4_PATTERN, eos_token=LONG),
-    "both": lambda: BPETokenizer(RANKS, "a", {LONG: 900}, added_tokens={LONG: 901}),
-    "normalizer": lambda: BPETokenizer(RANKS, GPT4_PATTERN, normalizer=LONG),
+    "both": lambda: ForeignTokenizer(RANKS, "a", {LONG: 900}, added_tokens={LONG: 901}),
+    "normalizer": lambda: ForeignTokenizer(RANKS, GPT4_PATTERN, normalizer=LONG),
     "special": lambda: BPETokenizer(RANKS, GPT4_PATTERN, {LONG: 900}).encode(LONG),
     "names": lambda: BPETokenizer.train("a", 300, special_tokens=[LONG, LONG]),
     "one name": lambda: BPETokenizer.train("a", 300, special_tokens=LONG),

@@ -9,6 +9,7 @@ import torch
 
 import minillm
 from minillm.deeper.fast.packed import PackedLM
+from minillm.deeper.tokenizer import bulk, chat_template, hf_json
 from minillm.support.counting import count_operations, count_parameters
 from minillm.support.doors import Doors
 
@@ -30,6 +31,22 @@ def test_a_door_has_the_signature_of_what_it_leads_to(model, name):
     wanted = list(inspect.signature(TARGETS[name]).parameters.values())
     assert list(inspect.signature(getattr(model, name)).parameters.values()) == wanted[1:]
     assert inspect.getdoc(getattr(minillm.CausalLM, name)) == inspect.getdoc(TARGETS[name])
+
+
+@pytest.mark.parametrize(
+    ("name", "target"),
+    [
+        ("decoder", bulk.stream_decoder),
+        ("encode_batch", bulk.encode_batch),
+        ("apply_chat_template", chat_template.apply_chat_template),
+        ("save", hf_json.save),
+    ],
+)
+def test_so_have_the_doors_of_a_tokenizer(name, target):
+    tokenizer = minillm.BPETokenizer.train("the cat", 257)
+    wanted = list(inspect.signature(target).parameters.values())
+    assert list(inspect.signature(getattr(tokenizer, name)).parameters.values()) == wanted[1:]
+    assert minillm.BPETokenizer.load is hf_json.load_bpe
 
 
 def test_help_tells_all(model):

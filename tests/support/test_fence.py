@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from minillm.bpe import BPETokenizer
 from minillm.deeper.tokenizer.chat_template import render_answers, render_chat
+from minillm.deeper.tokenizer.foreign import ForeignTokenizer
 from minillm.support import fence
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -23,7 +23,7 @@ BYTES = {bytes([byte]): byte for byte in range(256)}
 
 
 def chat(template, talk=TALK):
-    tokenizer = BPETokenizer(BYTES, "(?s:.)", {"<s>": 256}, chat_template=template)
+    tokenizer = ForeignTokenizer(BYTES, "(?s:.)", {"<s>": 256}, chat_template=template)
     return render_chat(tokenizer, talk, add_generation_prompt=False)
 
 
@@ -181,7 +181,7 @@ def test_memory_is_bounded(low, monkeypatch):
 def test_all_that_one_call_writes_shares_one_limit(monkeypatch):
     """Without marks each beginning of the conversation is written anew."""
     template = "{% for m in messages %}{{ m.content }}{% endfor %}"
-    tokenizer = BPETokenizer(BYTES, "(?s:.)", {"<s>": 256}, chat_template=template)
+    tokenizer = ForeignTokenizer(BYTES, "(?s:.)", {"<s>": 256}, chat_template=template)
     seconds = itertools.count()
     monkeypatch.setattr(fence, "monotonic", lambda: next(seconds))  # each takes one
     assert len(render_answers(tokenizer, TALK * 9)[1]) == 9

@@ -24,11 +24,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from minillm.bpe import GPT2_PATTERN, LLAMA3_PATTERN, QWEN2_PATTERN, BPETokenizer
+from minillm.bpe import GPT2_PATTERN, LLAMA3_PATTERN, QWEN2_PATTERN
 from minillm.config import ModelConfig
 from minillm.deeper.attention.rope_layouts import interleaved_to_half
 from minillm.deeper.attention.rope_scaling import rope_frequencies
 from minillm.deeper.pretrained.weights import check_apart
+from minillm.deeper.tokenizer.foreign import ForeignTokenizer
 from minillm.deeper.tokenizer.hf_json import check_merges, unspell
 from minillm.deeper.tokenizer.patterns import SMOLLM_PATTERNS
 
@@ -553,7 +554,7 @@ _PATTERNS: dict[str, str | tuple[str, ...]] = {
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED = 1, 2, 3, 4, 5  # tokenizer.ggml.token_type
 
 
-def read_tokenizer(header: Header) -> BPETokenizer | None:
+def read_tokenizer(header: Header) -> ForeignTokenizer | None:
     """The tokenizer of a file's lists; None, and a warning, for SentencePiece's and other kinds.
 
     Raises: ValueError if a list is missing or contradicts another, or if text would be cut in a way
@@ -578,7 +579,7 @@ def read_tokenizer(header: Header) -> BPETokenizer | None:
         header.fail(str(error))
 
 
-def _tokenizer(ours: Mapping[str, Any], cut: str) -> BPETokenizer:
+def _tokenizer(ours: Mapping[str, Any], cut: str) -> ForeignTokenizer:
     tokens, merges = (_strings(ours, key) for key in ("tokens", "merges"))
     template = ours.get("tokenizer.chat_template")
     if template is not None and not isinstance(template, str):
@@ -611,7 +612,7 @@ def _tokenizer(ours: Mapping[str, Any], cut: str) -> BPETokenizer:
             raise ValueError(f"the token {token!r:.60} is there twice, as {home[token]} and as {i}")
     ranks = {unspell(token): i for token, i in plain.items()}
     check_merges(plain, _Pairs(merges), whole_words=cut in _LLAMA3_NAMES)
-    return BPETokenizer(
+    return ForeignTokenizer(
         ranks,
         _PATTERNS[cut],
         special,

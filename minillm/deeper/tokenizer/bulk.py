@@ -9,15 +9,25 @@ import codecs
 import re
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import regex
 
-from minillm.bpe import PreTokenizer
-from minillm.support.checks.texts import ids_of
+from minillm.bpe import LONG_TEXT, Allowed, PreTokenizer
+from minillm.support.checks.texts import check_texts, ids_of
 from minillm.support.checks.words import quoted
 
-__all__ = ["KEEP", "StreamDecoder", "blocks", "chunks_of", "encode_iterable", "pad"]
+__all__ = [
+    "KEEP",
+    "StreamDecoder",
+    "blocks",
+    "chunks_of",
+    "encode_batch",
+    "encode_blocks",
+    "encode_iterable",
+    "pad",
+    "stream_decoder",
+]
 
 KEEP = 1000  # characters behind a cut, so that no special token straddles it
 
@@ -135,3 +145,31 @@ def pad(
         ids.append([fill] * gap + row if side == "left" else row + [fill] * gap)
         mask.append([0] * gap + real if side == "left" else real + [0] * gap)
     return ids, mask
+
+
+def encode_blocks(tokenizer: "BPETokenizer", text: str) -> list[int]:
+    """Ids of a long text, no special token in sight, block by block."""
+    pre = tokenizer.pre_tokenizer
+    words = chain.from_iterable(map(pre.words, blocks(pre, [text], size=LONG_TEXT)))
+    return [*chain.from_iterable(map(tokenizer.memo.__getitem__, words))]
+
+
+def stream_decoder(tokenizer: Any, *, skip_special_tokens: bool = False) -> StreamDecoder:
+    """A decoder for ids that arrive one by one."""
+    skip = tokenizer.special_tokens.values() if skip_special_tokens else ()
+    return StreamDecoder(tokenizer.decode_bytes, skip=skip)
+
+
+def encode_batch(
+    tokenizer: Any,
+    texts: Iterable[str],
+    *,
+    padding_side: Literal["left", "right"] | None = None,
+    allowed_special: Allowed = (),
+    add_special_tokens: bool = True,
+) -> list[list[int]] | tuple[list[list[int]], list[list[int]]]:
+    """Ids of each text, as `encode`; with a padding side, rows and their mask (`pad`)."""
+    check_texts(texts)
+    how: dict[str, Any] = {"allowed_special": allowed_special}
+    rows = [tokenizer.encode(t, add_special_tokens=add_special_tokens, **how) for t in texts]
+    return rows if padding_side is None else pad(tokenizer, rows, padding_side)

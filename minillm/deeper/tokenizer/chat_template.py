@@ -53,6 +53,14 @@ def render_chat(
     return _written(tokenizer, plain, _Writer(tokenizer), prompt=add_generation_prompt)
 
 
+def apply_chat_template(
+    tokenizer: Any, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True
+) -> list[int]:
+    """Ids of a conversation, written by the chat template; no message may spell a border."""
+    text = render_chat(tokenizer, messages, add_generation_prompt=add_generation_prompt)
+    return tokenizer.encode(text, allowed_special="all", add_special_tokens=False)
+
+
 def render_answers(
     tokenizer: Any, messages: Sequence[Mapping[str, Any]]
 ) -> tuple[str, list[tuple[int, int]]]:

@@ -18,7 +18,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from minillm.bpe import BEGIN_TOKENS, END_TOKENS, GPT2_PATTERN, PATTERNS, merge_word
+from minillm.bpe import GPT2_PATTERN, PATTERNS, BPETokenizer, merge_word
 from minillm.deeper.tokenizer.beside import (
     ROLES,
     TOKENIZER_FILES,
@@ -31,12 +31,13 @@ from minillm.deeper.tokenizer.beside import (
     tokens_to_add,
 )
 from minillm.deeper.tokenizer.chat_template import choose_template
+from minillm.deeper.tokenizer.foreign import ForeignTokenizer
 from minillm.deeper.tokenizer.merges import bytes_to_unicode
 from minillm.deeper.tokenizer.oniguruma import read_alike
 from minillm.deeper.tokenizer.patterns import WatchedPattern
 from minillm.deeper.tokenizer.vocabulary import find_merges
 from minillm.support.checks.kinds import NULL, SWITCH, TEXT, Kind, any_of, number
-from minillm.support.checks.texts import check_utf8, is_id
+from minillm.support.checks.texts import BEGIN_TOKENS, END_TOKENS, check_utf8, is_id
 from minillm.support.checks.words import quoted
 from minillm.support.files import read_json, recover, transaction
 
@@ -51,6 +52,7 @@ __all__ = [
     "check_merges",
     "digest",
     "load",
+    "load_bpe",
     "no_collection",
     "read_config",
     "read_tiktoken",
@@ -219,7 +221,7 @@ def digest(content: Mapping[str, Any]) -> str:
 
 
 def arguments(content: Mapping[str, Any], more: Sequence[Any] = ()) -> dict[str, Any]:
-    """The arguments of `BPETokenizer` that the content of a `tokenizer.json` asks for.
+    """The arguments of `ForeignTokenizer` that the content of a `tokenizer.json` asks for.
 
     `more` are the tokens that the files beside it add.
     """
@@ -459,8 +461,8 @@ def tokenizer_config(tokenizer: Any) -> dict[str, Any]:
     return {key: value for key, value in found.items() if value is not None}
 
 
-def save(tokenizer: "BPETokenizer", directory: Path) -> None:
-    """Write `tokenizer.json` and `tokenizer_config.json`, both whole or neither.
+def save(tokenizer: "BPETokenizer", directory: str | Path) -> None:
+    """Write `tokenizer.json` and `tokenizer_config.json`, which Hugging Face reads; both whole.
 
     Raises: ValueError as `to_json`, before anything is written.
     """
@@ -468,7 +470,9 @@ def save(tokenizer: "BPETokenizer", directory: Path) -> None:
         "tokenizer_config.json": tokenizer_config(tokenizer),
         "tokenizer.json": to_json(tokenizer),
     }
-    with transaction(directory, remove=TOKENIZER_FILES) as staging:  # older ones would be read
+    with transaction(
+        Path(directory), remove=TOKENIZER_FILES
+    ) as staging:  # older ones would be read
         for name, content in files.items():
             text = json.dumps(content, ensure_ascii=False, indent=1)
             (staging / name).write_text(text, encoding="utf-8")
@@ -661,7 +665,7 @@ def read_config(folder: Path, content: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def load(path: Path) -> dict[str, Any]:
-    """The arguments of `BPETokenizer` that a `tokenizer.json` (or its folder) asks for.
+    """The arguments of `ForeignTokenizer` that a `tokenizer.json` (or its folder) asks for.
 
     Raises: ValueError if the file is damaged or was edited, or needs a feature that we lack.
     """
@@ -685,6 +689,22 @@ def load(path: Path) -> dict[str, Any]:
         if name in found["added_tokens"]:
             found["special_tokens"][name] = found["added_tokens"].pop(name)
     return found
+
+
+def load_bpe(path: str | Path) -> BPETokenizer:
+    """Read a `tokenizer.json`, or the folder that holds it: ours, or any byte-level BPE.
+
+    Raises: ValueError if a file is damaged or was edited, or needs a feature that we lack.
+    """
+    found = load(Path(path))
+    whole = not found["drop_unknown_bytes"] or all(bytes([b]) in found["ranks"] for b in range(256))
+    if whole and not (found["added_tokens"] or found["normalizer"] or found["chat_template"]):
+        own = ("ranks", "pattern", "special_tokens", "add_bos", *NAMES)
+        plain = BPETokenizer(**{name: found[name] for name in own if name in found})
+        names = {name: getattr(plain, name) for name in NAMES}
+        if {n: token for n, token in names.items() if token is not None} == found["named_tokens"]:
+            return plain
+    return ForeignTokenizer(**found)
 
 
 if TYPE_CHECKING:

@@ -14,10 +14,18 @@ from typing import Literal
 
 from minillm.bpe import PreTokenizer, well_formed
 from minillm.deeper.tokenizer.bulk import blocks, chunks_of
-from minillm.support.checks.texts import check_texts
+from minillm.support.checks.texts import check_texts, texts_of
 from minillm.support.checks.words import quoted
 
-__all__ = ["PORTION", "Ties", "byte_alphabet", "bytes_to_unicode", "count_words", "learn_merges"]
+__all__ = [
+    "PORTION",
+    "Ties",
+    "byte_alphabet",
+    "bytes_to_unicode",
+    "count_words",
+    "learn_merges",
+    "learn_tokens",
+]
 
 Ties = Literal["greatest", "lowest_ids"]
 
@@ -235,3 +243,18 @@ def learn_merges(
             falling.append(_falling(left + right))
         queue.push(row.merge(pair, len(tokens) - 1))
     return merges
+
+
+def learn_tokens(
+    texts: str | Iterable[str],
+    pre_tokenizer: PreTokenizer,
+    num_tokens: int,
+    special_tokens: Collection[str] = (),
+    *,
+    ties: Ties = "greatest",
+    progress: bool = False,
+) -> list[bytes]:
+    """The bytes and what the merges make of them, in the order of ids: `num_tokens`, or fewer."""
+    words = count_words(texts_of(texts), pre_tokenizer, special_tokens)
+    merges = learn_merges(words, num_tokens - 256, ties=ties, progress=progress)
+    return [bytes([byte]) for byte in byte_alphabet(ties)] + [a + b for a, b in merges]

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import regex
 
-from minillm.bpe import GPT2_PATTERN, PreTokenizer, in_ascii, make_pre_tokenizer
+from minillm.bpe import GPT2_PATTERN, PATTERNS, PreTokenizer, in_ascii, make_pre_tokenizer
 from minillm.support.checks.words import quoted
 
 __all__ = [
@@ -152,4 +152,8 @@ class SeveralPatterns(WatchedPattern):
 
 def watched(pattern: str | Sequence[str]) -> PreTokenizer:
     """What cuts text by a pattern of a stranger, or by several, or by one that may leave gaps."""
-    return WatchedPattern(pattern) if isinstance(pattern, str) else SeveralPatterns(pattern)
+    if isinstance(pattern, str):
+        return WatchedPattern(pattern)
+    if len(pattern) == 1 and pattern[0] in PATTERNS.values():
+        return PreTokenizer(pattern[0])
+    return SeveralPatterns(pattern)

@@ -10,6 +10,7 @@ from operator import index
 from typing import Any
 
 from minillm.bpe import BPETokenizer, merge_word
+from minillm.deeper.tokenizer.foreign import ForeignTokenizer
 
 __all__ = ["find_merges", "prune"]
 
@@ -43,8 +44,10 @@ def prune(tokenizer: BPETokenizer, keep_ids: Iterable[int]) -> tuple[BPETokenize
     new_id = {old: new for new, old in enumerate(old_ids)}
     ranks = {token: new_id[i] for token, i in tokenizer.ranks.items() if i in new_id}
     special = {token: new_id[i] for token, i in tokenizer.special_tokens.items()}
-    added = {token: new_id[i] for token, i in tokenizer.added_tokens.items()}
-    names = ("bos_token", "eos_token", "pad_token", "add_bos", "normalizer", "chat_template")
-    more = ("drop_unknown_bytes", "named_tokens")
-    options: dict[str, Any] = {name: getattr(tokenizer, name) for name in names + more}
-    return BPETokenizer(ranks, tokenizer.pattern, special, added_tokens=added, **options), old_ids
+    names = ("bos_token", "eos_token", "pad_token", "add_bos")
+    options: dict[str, Any] = {name: getattr(tokenizer, name) for name in names}
+    if isinstance(tokenizer, ForeignTokenizer):
+        more = ("normalizer", "chat_template", "drop_unknown_bytes", "named_tokens")
+        options |= {name: getattr(tokenizer, name) for name in more}
+        options["added_tokens"] = {t: new_id[i] for t, i in tokenizer.added_tokens.items()}
+    return type(tokenizer)(ranks, tokenizer.pattern, special, **options), old_ids

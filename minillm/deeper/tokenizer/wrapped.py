@@ -16,9 +16,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from minillm.bpe import BEGIN_TOKENS, END_TOKENS, BPETokenizer, well_formed
+from minillm.bpe import BPETokenizer, well_formed
 from minillm.deeper.tokenizer.beside import TOKENIZER_FILES, class_of
-from minillm.deeper.tokenizer.bulk import StreamDecoder
 from minillm.deeper.tokenizer.chat_template import render_chat
 from minillm.deeper.tokenizer.hf_json import (
     DIGEST,
@@ -27,8 +26,9 @@ from minillm.deeper.tokenizer.hf_json import (
     tokenizer_config,
     unspell,
 )
-from minillm.support.checks.texts import ids_of
+from minillm.support.checks.texts import BEGIN_TOKENS, END_TOKENS, ids_of
 from minillm.support.checks.words import quoted
+from minillm.support.door import TokenizerDoors
 from minillm.support.files import transaction, write_json
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ def make_special(tokenizer: tokenizers.Tokenizer, names: Iterable[str]) -> None:
             tokenizer.add_tokens([token])
 
 
-class WrappedTokenizer:
+class WrappedTokenizer(TokenizerDoors):
     """A `tokenizers.Tokenizer` with the methods of `BPETokenizer` that make sense for it.
 
     What `tokenizer.json` says counts, also about begin tokens, as in transformers. (Where a config
@@ -247,11 +247,6 @@ class WrappedTokenizer:
                 del ids[0]
         return ids
 
-    # these need nothing but the methods and names that both kinds of tokenizers have
-    encode_batch = BPETokenizer.encode_batch
-    bos_token_id, eos_token_id = BPETokenizer.bos_token_id, BPETokenizer.eos_token_id
-    pad_token_id = BPETokenizer.pad_token_id
-
     @cached_property
     def unk_token(self) -> str | None:
         """What the model writes for what it cannot spell; None if it has no token for that."""
@@ -297,11 +292,6 @@ class WrappedTokenizer:
             data.decode("utf-8", errors)
         with _failures_are_errors():
             return self.library.decode(ids, skip_special_tokens=False)
-
-    def decoder(self, *, skip_special_tokens: bool = False) -> StreamDecoder:
-        """A decoder for ids that arrive one by one, as the continuation of a text."""
-        skip = self.special_tokens.values() if skip_special_tokens else ()
-        return StreamDecoder(self.decode_bytes, skip=skip)
 
     def apply_chat_template(
         self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True

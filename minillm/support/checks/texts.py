@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import chain
 from numbers import Integral
 from operator import index
@@ -30,10 +30,26 @@ def is_id(value: Any) -> bool:
     return type(value) is int and 0 <= value <= MAX_ID
 
 
-def check_tokens(
-    ranks: Mapping[bytes, int], special: Mapping[str, int], added: Mapping[str, int]
+# What usually begins and ends a text, by the names that models gave it.
+BEGIN_TOKENS = ("<|begin_of_text|>", "<|startoftext|>", "<bos>", "<s>")
+END_TOKENS = ("<|endoftext|>", "<|end_of_text|>", "<|im_end|>", "<eos>", "</s>")
+
+
+def check_ranks(
+    tokenizer: Any,
+    ranks: Mapping[bytes, int],
+    special_tokens: Mapping[str, int] | None,
+    bos_token: str | None,
+    eos_token: str | None,
+    pad_token: str | None,
+    add_bos: bool,
 ) -> None:
-    """Raises: ValueError if ids are none or repeat, a token is empty or both special and not."""
+    """Raises: ValueError for what makes no tokenizer: ids, tokens or names contradict each other.
+
+    Of one of another model's files, its `added_tokens` count, and whether it may lack bytes.
+    """
+    special = special_tokens or {}
+    added = tokenizer.added_tokens
     ids = [*chain(ranks.values(), special.values(), added.values())]
     for i in ids:
         if not is_id(i):
@@ -47,6 +63,43 @@ def check_tokens(
         raise ValueError(f"two tokens share the id {shared}")
     if b"" in ranks or "" in special or "" in added:
         raise ValueError("a token is empty")
+    missing = [byte for byte in range(256) if bytes([byte]) not in ranks]
+    if missing and not tokenizer.drop_unknown_bytes:
+        raise ValueError(f"{len(missing)} of the 256 bytes have no id, first {missing[0]}")
+    for name in (bos_token, eos_token, pad_token):
+        if name and name not in special:
+            raise ValueError(f"{quoted(name)} is none of the special tokens {quoted([*special])}")
+    if add_bos and not (bos_token or eos_token or special.keys() & {*BEGIN_TOKENS, *END_TOKENS}):
+        raise ValueError("add_bos needs a bos_token")
+
+
+def check_special(tokenizer: Any, text: Any, allowed: str | Collection[str]) -> None:
+    """Raises: ValueError if a text spells a special token that is not allowed, or is none."""
+    check_text(text, "encode_batch takes several")
+    if allowed == "all" or not tokenizer.names:
+        return
+    allowed = [allowed] if isinstance(allowed, str) else allowed
+    for found in tokenizer.names.finditer(text):
+        if (name := found[0]) in tokenizer.special_tokens and name not in allowed:
+            raise ValueError(
+                f"the text spells the special token {quoted(name)}: allow it by "
+                "allowed_special, or call encode_ordinary to read it as plain text"
+            )
+
+
+def check_learning(
+    texts: Any, vocab_size: int, special_tokens: Collection[str], add_bos: bool
+) -> None:
+    """Raises: ValueError if there is no room for bytes and special tokens, if these are one
+    string, or repeat, or cannot begin a text; for a file's name instead of its text."""
+    if isinstance(special_tokens, str) or len({*special_tokens}) < len(special_tokens):
+        raise ValueError(f"special_tokens must be different names, not {quoted(special_tokens)}")
+    if add_bos and not {*BEGIN_TOKENS, *END_TOKENS}.intersection(special_tokens):
+        known = quoted([*special_tokens])
+        raise ValueError(f"add_bos needs a begin or end token: {known} has none")
+    if vocab_size < 256 + len(special_tokens):
+        raise ValueError(f"vocab_size {vocab_size} < 256 bytes + {len(special_tokens)} special")
+    texts_of(texts)
 
 
 def check_texts(texts: Any, name: str = "texts") -> None:

@@ -70,6 +70,8 @@ _OURS = {
     "optimizers": "optimizer",
     "tokenizer": "run=Run(folder, tokenizer=...)",
     "processing_class": "run=Run(folder, tokenizer=...)",
+    **{k: f"ForeignTokenizer({k}=...)" for k in ("added_tokens", "normalizer", "chat_template")},
+    **{k: f"ForeignTokenizer({k}=...)" for k in ("drop_unknown_bytes", "named_tokens")},
 }
 
 

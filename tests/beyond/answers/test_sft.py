@@ -22,6 +22,7 @@ from minillm.beyond.answers.sft import Example, Isolated, document_example, toke
 from minillm.bpe import BPETokenizer
 from minillm.config import ModelConfig
 from minillm.deeper.tokenizer.chat_template import render_answers
+from minillm.deeper.tokenizer.foreign import ForeignTokenizer
 from minillm.deeper.tokenizer.wrapped import load_tokenizer
 from minillm.deeper.training.documents import DocumentBatches, StoryDocuments
 from minillm.deeper.training.trainer import Trainer
@@ -98,7 +99,7 @@ def trained():
 
 
 def with_template(trained, template, **options):
-    return BPETokenizer(
+    return ForeignTokenizer(
         trained.ranks,
         trained.pattern,
         trained.special_tokens,

@@ -10,6 +10,7 @@ from tokenizers import normalizers
 from minillm.beyond.answers.conversations import conversation_example
 from minillm.beyond.answers.sft_files import completion_example, read_examples
 from minillm.bpe import BPETokenizer
+from minillm.deeper.tokenizer.foreign import ForeignTokenizer
 from minillm.deeper.tokenizer.wrapped import WrappedTokenizer
 
 ASK, SAY = "What color is the sky?", "It is blue."
@@ -105,7 +106,7 @@ def decomposed(text):
 )
 def test_decomposed_text_is_the_same_example(prompt, completion, first):
     made = BPETokenizer.train("Hà Nội 각 ậ", 290, special_tokens=["<|endoftext|>"])
-    composed = BPETokenizer(made.ranks, made.pattern, made.special_tokens, normalizer="NFC")
+    composed = ForeignTokenizer(made.ranks, made.pattern, made.special_tokens, normalizer="NFC")
     example = completion_example(composed, prompt, completion)
     assert learned(composed, example) == first + "<|endoftext|>"
     whole = unicodedata.normalize("NFC", prompt + completion)
@@ -123,7 +124,7 @@ def test_a_conversation_is_decomposed_anywhere(tokenizer):
     examples = []
     for form in ("NFC", "NFD"):
         special = tokenizer.special_tokens
-        made = BPETokenizer(tokenizer.ranks, tokenizer.pattern, special, normalizer="NFC")
+        made = ForeignTokenizer(tokenizer.ranks, tokenizer.pattern, special, normalizer="NFC")
         made.chat_template = unicodedata.normalize(form, template)
         messages = [{k: unicodedata.normalize(form, v) for k, v in m.items()} for m in talk]
         examples.append(conversation_example(made, messages))

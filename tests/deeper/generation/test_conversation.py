@@ -14,6 +14,7 @@ from minillm.config import ModelConfig
 from minillm.deeper.generation.conversation import ContextFullError, Conversation, common_prefix
 from minillm.deeper.generation.stream import stream_text
 from minillm.deeper.pretrained.load import save_pretrained
+from minillm.deeper.tokenizer.foreign import ForeignTokenizer
 from minillm.deeper.tokenizer.hf_json import to_hf
 from minillm.deeper.tokenizer.wrapped import WrappedTokenizer
 from minillm.model import CausalLM
@@ -39,7 +40,7 @@ QUESTIONS = ("Where is the cat?", "And the été? 猫", " the dog, again ", "the
 def tokenizer_with(template=CHATML, names=NAMES):
     plain = BPETokenizer.train(TEXTS, 300 + len(names), special_tokens=names)
     options = {"eos_token": names[-1], "chat_template": template}
-    return BPETokenizer(plain.ranks, plain.pattern, plain.special_tokens, **options)
+    return ForeignTokenizer(plain.ranks, plain.pattern, plain.special_tokens, **options)
 
 
 def model_for(tokenizer, seed=0, **changes):

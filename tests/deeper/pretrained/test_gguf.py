@@ -32,6 +32,7 @@ from minillm.deeper.pretrained.gguf import (
     read_weights,
 )
 from minillm.deeper.pretrained.load import from_pretrained
+from minillm.deeper.tokenizer.foreign import ForeignTokenizer
 from minillm.deeper.tokenizer.hf_json import spell
 from minillm.generation import generate
 
@@ -45,14 +46,14 @@ CUTS = {
 }
 
 
-def tokenizer_of(pattern=GPT2_PATTERN, **options) -> BPETokenizer:
+def tokenizer_of(pattern=GPT2_PATTERN, **options) -> ForeignTokenizer:
     """A tokenizer of 320 tokens, four of them special."""
     names = ("<|im_start|>", "<|im_end|>", "<|other|>", END)
     trained = BPETokenizer.train(" ".join(NATURAL.values()), 320, pattern=pattern)
     ranks = {token: i for token, i in trained.ranks.items() if i < 316}
     special = {name: 316 + i for i, name in enumerate(names)}
     options = {"bos_token": "<|im_start|>", "eos_token": "<|im_end|>", **options}
-    return BPETokenizer(ranks, pattern, special, **options)
+    return ForeignTokenizer(ranks, pattern, special, **options)
 
 
 def by_transformers(path: Path):
@@ -246,7 +247,7 @@ def test_added_unused_and_missing_tokens(tmp_path):
     special = {name: i for name, i in trained.special_tokens.items() if name != "<|other|>"}
     added = {"<think>": trained.special_tokens["<|other|>"]}
     names = {"bos_token": "<|im_start|>", "eos_token": "<|im_end|>"}
-    tokenizer = BPETokenizer(
+    tokenizer = ForeignTokenizer(
         ranks, GPT2_PATTERN, special, added_tokens=added, drop_unknown_bytes=True, **names
     )
     found = from_pretrained(write(tmp_path / "model.gguf", tokenizer=tokenizer))[1]

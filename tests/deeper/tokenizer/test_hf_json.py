@@ -27,6 +27,7 @@ from transformers.convert_slow_tokenizer import TikTokenConverter
 
 from minillm.bpe import GPT2_PATTERN, GPT4_PATTERN, QWEN2_PATTERN, BPETokenizer
 from minillm.deeper.tokenizer.bulk import encode_iterable
+from minillm.deeper.tokenizer.foreign import ForeignTokenizer
 from minillm.deeper.tokenizer.hf_json import (
     DIGEST,
     read_tiktoken,
@@ -75,7 +76,7 @@ def byte_level(pre_tokenizer, special=(), vocab_size=600):
 )
 def test_what_we_save_is_read_by_three(pattern, options, tmp_path):
     trained_one = trained(pattern)
-    ours = BPETokenizer(trained_one.ranks, pattern, trained_one.special_tokens, **options)
+    ours = ForeignTokenizer(trained_one.ranks, pattern, trained_one.special_tokens, **options)
     ours.save(tmp_path / "new" / "folder")
     again = BPETokenizer.load(tmp_path / "new" / "folder")
     theirs = Tokenizer.from_file(str(tmp_path / "new" / "folder" / "tokenizer.json"))
@@ -284,7 +285,7 @@ def test_saving_says_which_added_tokens_are_special(thinking):
 def test_an_older_chat_template_does_not_outlive_a_save(tokenizer, tmp_path):
     (tmp_path / "chat_template.jinja").write_text("OLD")
     options = {"special_tokens": tokenizer.special_tokens, "chat_template": "NEW"}
-    BPETokenizer(tokenizer.ranks, GPT4_PATTERN, **options).save(tmp_path)
+    ForeignTokenizer(tokenizer.ranks, GPT4_PATTERN, **options).save(tmp_path)
     assert BPETokenizer.load(tmp_path).chat_template == "NEW"
     assert PreTrainedTokenizerFast.from_pretrained(tmp_path).chat_template == "NEW"
 
@@ -312,7 +313,7 @@ def test_of_named_templates_the_default_is_taken(tokenizer, tmp_path):
 def test_chat_templates_are_fenced_in(tokenizer):
     def chat(template, content="hello", names=("<|im_start|>", "<|im_end|>")):
         special = {name: 800 + i for i, name in enumerate(names)}
-        made = BPETokenizer(tokenizer.ranks, GPT4_PATTERN, special, chat_template=template)
+        made = ForeignTokenizer(tokenizer.ranks, GPT4_PATTERN, special, chat_template=template)
         return made.apply_chat_template([{"role": "user", "content": content}])
 
     assert chat(CHATML)[0] == 800
@@ -494,7 +495,7 @@ def test_spelling_is_hugging_faces():
 
 def test_normalizers_are_not_handed_to_tiktoken(tokenizer):
     with pytest.raises(ValueError, match="NFC"):
-        to_tiktoken(BPETokenizer(tokenizer.ranks, GPT4_PATTERN, normalizer="NFC"))
+        to_tiktoken(ForeignTokenizer(tokenizer.ranks, GPT4_PATTERN, normalizer="NFC"))
 
 
 def test_the_name_of_the_file_is_in_the_error(tmp_path):
@@ -693,7 +694,7 @@ def small_files(tmp_path_factory):
     folder = tmp_path_factory.mktemp("files")
     small = BPETokenizer.train("the cat sat on the mat. " * 9, 270, special_tokens=[END, "<s>"])
     options = {"add_bos": True, "normalizer": "NFC", "chat_template": CHATML}
-    BPETokenizer(small.ranks, GPT4_PATTERN, small.special_tokens, **options).save(folder)
+    ForeignTokenizer(small.ranks, GPT4_PATTERN, small.special_tokens, **options).save(folder)
     rewrite(folder, lambda content: None)
     return folder, {
         name: (folder / name).read_text(encoding="utf-8")
