@@ -1,7 +1,6 @@
 """Generation: one forward pass and one draw a token, for rows that begin and end anywhere.
 
-Explained in notebook 10; what is drawn, and how, is in `minillm.sampling`. Stop strings, a compiled
-step and the least number of tokens are looked up when asked for (`deeper.generation.options`).
+Explained in notebook 10; what is drawn, and how, is in `minillm.sampling`.
 """
 
 # Built from notebooks/10_minillm.ipynb: edit there, then make build.
@@ -49,8 +48,8 @@ def decode_loop(
     stopping: StoppingCriteria,
 ) -> Iterator[Tensor]:
     """Ids (B,) for each new position, rows that ended filled; stops when all have ended."""
-    padded = mask is not None and (mask.is_meta or not mask.all())
-    mask = mask.to(ids.dtype) if mask is not None and padded else None
+    if mask is not None:  # without padding none is needed
+        mask = mask.to(ids.dtype) if mask.is_meta or not mask.all() else None
     new: list[list[int]] = [[] for _ in range(len(ids))]
     running, no_dropout = [True] * len(ids), EvalMode(model)
     done = 0 if cache is None else cache.length

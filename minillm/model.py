@@ -1,13 +1,11 @@
-"""The model: decoder layers in a stack, and a causal language model on top.
+"""The model: decoder layers in a stack, and a causal language model on top (notebook 10).
 
-Notebook 10 assembles them from the pieces of notebooks 03 to 08. Modules are named as in Hugging
-Face's Llama, so that the weights of Llama-like checkpoints load with no renaming.
+Modules are named as in Hugging Face's Llama, so that Llama-like checkpoints load with no renaming.
 """
 
 # Built from notebooks/10_minillm.ipynb: edit there, then make build.
 
 import math
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -68,31 +66,22 @@ def llama_layer(c: ModelConfig, layer: int) -> nn.Module:
 
 
 def llama_rotary(c: ModelConfig) -> RotaryEmbedding:
-    """The rotation of queries and keys."""
-    given: dict[str, Any] = {"base": c.rope_theta}
-    given["max_position_embeddings"] = c.max_position_embeddings
-    if c.rope_scaling is None:
-        return RotaryEmbedding(c.head_dim, **given)
-    from minillm.deeper.attention import rope_scaling
+    """The rotation of queries and keys; one for texts beyond the trained length is looked up."""
+    made: Any = RotaryEmbedding
+    if c.rope_scaling is not None:
+        from minillm.deeper.attention import rope_scaling
 
-    return rope_scaling.RotaryEmbedding(c.head_dim, scaling=c.rope_scaling, **given)
+        made = partial(rope_scaling.RotaryEmbedding, scaling=c.rope_scaling)
+    return made(c.head_dim, base=c.rope_theta, max_position_embeddings=c.max_position_embeddings)
 
 
-LLAMA: dict[str, Callable[..., Any]] = {
-    "norm": llama_norm,
-    "attention": llama_attention,
-    "mlp": llama_mlp,
-    "layer": llama_layer,
-    "embedding": lambda c: None,  # nothing is done to the vectors of tokens before the layers
-    "rotary": llama_rotary,
-}
+LLAMA: dict[str, Any] = {"norm": llama_norm, "attention": llama_attention, "mlp": llama_mlp}
+
+LLAMA |= {"layer": llama_layer, "rotary": llama_rotary, "embedding": lambda c: None}
 
 
 def make_part(part: str, c: ModelConfig, *layer: int) -> Any:
-    """A "norm", "attention", "embedding" or "rotary", or the "mlp" or "layer" of that number.
-
-    The family makes it, or if it has no way of its own, Llama does.
-    """
+    """That part (the "mlp" or "layer" of that number), as the family makes it, or else Llama."""
     return (getattr(c.family, part) or LLAMA[part])(c, *layer)
 
 
@@ -132,9 +121,8 @@ class Decoder(nn.Module):
         cache: KVCache | None = None,
         rope: Rotation | None = None,
     ) -> Tensor:
-        """Layers and last norm, once positions and mask are known (`prepare`).
+        """Layers and last norm; `rope` is the rotation if it is not that of the positions.
 
-        `rope` is the rotation if it is not that of the positions.
         Shape: (B, T, C), positions (B or 1, T), mask (T, S) or (B, 1, T, S) -> (B, T, C).
         """
         if rope is None and self.rotary is not None:
@@ -160,8 +148,8 @@ class Decoder(nn.Module):
         """
         past = 0 if cache is None else cache.length
         check_inputs(input_ids, attention_mask, position_ids, past, self.rotary)
-        T, device = input_ids.shape[-1], input_ids.device
-        slots = torch.arange(past, past + T, device=device)
+        T = input_ids.shape[1]
+        slots = torch.arange(past, past + T, device=input_ids.device)
         keys = slots if cache is None else cache.key_positions(T)
         if position_ids is None:
             position_ids = slots[None]
@@ -204,11 +192,10 @@ class CausalLM(Doors):
     ) -> Tensor:
         """Scores for the next token after each of the new ones, or after the last `logits_to_keep`.
 
-        `attention_mask` is 1 for real tokens and 0 for padding, past tokens included. `cache` holds
-        the past and takes in the new tokens. Scores at padding positions mean nothing.
+        `attention_mask` is 1 for real tokens and 0 for padding, past tokens included; scores at
+        padding mean nothing. `cache` holds the past and takes in the new tokens.
         Shape: (B, T) ids, (B, past + T) mask, (B, T) positions -> (B, T, V).
-        Raises: ValueError for shapes that do not fit, a full cache, ids and positions that were
-            never learned (on a GPU, ids are not asked for: it stops at them by itself).
+        Raises: ValueError for shapes that do not fit, a full cache, ids (on a CPU) beyond V.
         """
         check_kept(logits_to_keep)
         inputs = self.model.prepare(input_ids, attention_mask, position_ids, cache)

@@ -1,8 +1,11 @@
 """The config: what is read, what is refused and how; what transformers makes of it."""
 
+import copy
 import json
 import math
+import pickle
 import warnings
+from dataclasses import replace
 
 import pytest
 import torch
@@ -13,6 +16,7 @@ from hypothesis import strategies as st
 
 from minillm.config import ModelConfig
 from minillm.deeper.pretrained.presets import PRESETS
+from minillm.layers import ACTIVATIONS
 from minillm.model import CausalLM
 from minillm.support.family import FAMILIES, family_of
 
@@ -285,6 +289,29 @@ def test_values_of_files_are_checked_before_they_are_read(changes, message):
 def test_a_config_file_must_hold_a_table():
     with pytest.raises(ValueError, match=r"a table of keys and values, not \[1\]"):
         ModelConfig.from_dict([1])
+
+
+FAMILY_KEYS = ("hidden_act", "rms_norm_eps", "tie_word_embeddings")
+
+
+@pytest.mark.parametrize("kind", ["llama", "gemma", "gpt2", "falcon", "mamba", "mamba2"])
+def test_what_is_not_said_is_the_familys_default_as_in_transformers(kind):
+    """Also where None stands in its place; a copy keeps the family's class."""
+    theirs = transformers.AutoConfig.for_model(kind)
+    spelled = family_of(kind).spelling
+    keys = {**SIZES, "model_type": kind, **({"intermediate_size": 24} if kind != "gpt2" else {})}
+    if "mamba" in kind:
+        del keys["num_attention_heads"], keys["intermediate_size"]
+        keys["state"] = {"num_heads": 4} if kind == "mamba2" else {}
+    config = ModelConfig(**keys)
+    assert config == ModelConfig(**keys, **dict.fromkeys(FAMILY_KEYS))
+    act, eps, tied = (getattr(theirs, spelled.get(key, key)) for key in FAMILY_KEYS)
+    assert ACTIVATIONS[config.hidden_act] == ACTIVATIONS[act]
+    assert (config.rms_norm_eps, config.tie_word_embeddings) == (eps, tied)
+    for copied in (copy.copy(config), pickle.loads(pickle.dumps(config)), replace(config)):
+        assert copied == config and type(copied) is type(config)
+    with pytest.raises(ValueError, match=r"max_position_embeddings must be .*, not None"):
+        ModelConfig(**keys, max_position_embeddings=None)
 
 
 def test_a_list_of_end_tokens_becomes_a_tuple():

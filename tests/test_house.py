@@ -60,7 +60,6 @@ LOOKS_UP = {
     "bpe": "deeper.tokenizer",  # fast training, files
     "ngram": "stories",  # how much to take from a count
     "cache": "deeper.caches",  # make_cache("paged")
-    "config": "deeper.pretrained",  # read and write config.json, named sizes
     "generation": "deeper.generation",  # stop strings, compiled steps
     "model": "deeper.attention",  # a rotation for longer texts
     "sampling": "deeper.generation",  # rows drawn together

@@ -5,11 +5,13 @@ Written by hand; deeper/10_families shows the families, and how to add one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass, field, fields
 from pkgutil import resolve_name
-from typing import Any
+from typing import Any, ClassVar, Self
 
+from minillm.support.checks.config import LLAMA_KEYS, check_llama
+from minillm.support.checks.kinds import Kind
 from minillm.support.checks.words import said_here
 
 
@@ -18,7 +20,7 @@ class Family:
     """What sets a family of models apart from Llama; each part that is not given is Llama's.
 
     Args:
-        config: the class of its configs, with the keys that it adds.
+        config: the class of its configs, if it adds keys or has other defaults.
         norm, attention, embedding, rotary: functions that make a part from a config.
         decoder: the same, for the whole stack (`minillm.model.Decoder`).
         mlp, layer: the same, from config and number of the layer.
@@ -105,17 +107,68 @@ def family_of(model_type: Any) -> Family:
     return found
 
 
-def config_class(usual: Any, args: Sequence[Any], keys: Mapping[str, Any]) -> Any:
-    """The class of the configs of the family that a config's arguments name; `usual` for most.
+class ConfigDoors:
+    """The doors of `ModelConfig`, which holds the keys: its family, its files, published sizes.
 
-    Raises: ValueError for a family that there is not, and for a key that its configs have not.
+    The keys decide the class: a family that adds keys, or has other defaults, has one of its own
+    that inherits from `ModelConfig`, and `ModelConfig(..., model_type="gpt2")` makes it.
     """
-    kind = args[5] if len(args) > 5 else keys.get("model_type", "llama")
-    kept = family_of(kind).config or usual
-    known = [f.name for f in fields(kept)]
-    if strange := sorted(keys.keys() - {*known}):
-        raise ValueError(f"a {kind} config has no {said_here(strange, known)}")
-    return kept
+
+    positions: ClassVar[str] = "rotary"  # in some families "learned", or "none"
+    stateful: ClassVar[bool] = False  # in some, layers keep a memory of fixed size
+    kinds: ClassVar[Mapping[str, Kind]] = LLAMA_KEYS  # what each key may hold
+
+    model_type: str
+    eos_token_id: Any
+
+    def __new__(cls, *args: Any, **keys: Any) -> Self:
+        """An empty config of the family's class, which `__init__` fills.
+
+        Raises: ValueError for a family that there is not, and for a key that its configs have not.
+        """
+        if ConfigDoors not in cls.__bases__ or not (args or keys):
+            return object.__new__(cls)  # a family's own; a copy, which is filled without arguments
+        kind = args[5] if len(args) > 5 else keys.get("model_type", "llama")
+        kept: Any = family_of(kind).config or cls
+        known = [f.name for f in fields(kept)]
+        if strange := sorted(keys.keys() - {*known}):
+            raise ValueError(f"a {kind} config has no {said_here(strange, known)}")
+        return object.__new__(kept)
+
+    @property
+    def family(self) -> Family:
+        """Of which parts its models are made, and how its files spell them."""
+        return family_of(self.model_type)
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        """The ids that end a text: none, one or several."""
+        ids = self.eos_token_id
+        return () if ids is None else (ids,) if isinstance(ids, int) else tuple(ids)
+
+    @classmethod
+    def preset(cls, name: str, **changes: Any) -> Self:
+        """The config of a published model, such as "llama-3.1-8b"; see `pretrained.presets`."""
+        from minillm.deeper.pretrained.presets import keys_of
+
+        return cls(**{**keys_of(name), **changes})
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Self:
+        """Read a `config.json` of transformers; see `pretrained.families` for what is refused."""
+        from minillm.deeper.pretrained.families import read_config
+
+        return cls(**read_config(data))
+
+    def to_dict(self) -> dict[str, Any]:
+        """A `config.json` that transformers reads; the inverse of `from_dict`."""
+        from minillm.deeper.pretrained.families import write_config
+
+        return write_config(self)  # type: ignore[arg-type]
+
+    def check(self) -> None:
+        """Raises: ValueError for keys that are lacking, or contradict each other."""
+        check_llama(self)
 
 
 # Names that Hugging Face's files have for activations with another name here.

@@ -52,9 +52,9 @@ class SparseConfig(ModelConfig):
 class MixtralConfig(SparseConfig):
     """All layers are sparse."""
 
+    rms_norm_eps: float = 1e-5
     router_aux_loss_coef: float = 0.001  # of the loss that balances experts, for training
 
-    habits: ClassVar[Mapping[str, Any]] = {**ModelConfig.habits, "rms_norm_eps": 1e-5}
     kinds: ClassVar[Mapping[str, Kind]] = {
         **SparseConfig.kinds,
         "num_experts": whole(1),

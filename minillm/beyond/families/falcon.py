@@ -22,15 +22,12 @@ from minillm.support.family import Family
 class FalconConfig(ModelConfig):
     """Llama's keys, and how the two halves of a layer stand."""
 
+    hidden_act: str = "gelu"
+    rms_norm_eps: float = 1e-5
+    tie_word_embeddings: bool = True
     parallel_attn: bool = True  # attention and feed-forward side by side,
     num_ln_in_parallel_attn: int = 1  # under one norm (7B) or two (40B, 180B)
 
-    habits: ClassVar[Mapping[str, Any]] = {
-        **ModelConfig.habits,
-        "hidden_act": "gelu",
-        "rms_norm_eps": 1e-5,
-        "tie_word_embeddings": True,
-    }
     kinds: ClassVar[Mapping[str, Kind]] = {
         **ModelConfig.kinds,
         "parallel_attn": SWITCH,

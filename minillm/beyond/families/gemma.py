@@ -5,7 +5,7 @@ Written by hand; deeper/10_families shows what it costs to forget either.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,11 +19,8 @@ from minillm.support.family import Family
 class GemmaConfig(ModelConfig):
     """Llama's keys; its feed-forward block has a GELU in the gate, and the head is tied."""
 
-    habits: ClassVar[Mapping[str, Any]] = {
-        **ModelConfig.habits,
-        "hidden_act": "gelu_pytorch_tanh",
-        "tie_word_embeddings": True,
-    }
+    hidden_act: str = "gelu_pytorch_tanh"
+    tie_word_embeddings: bool = True
 
 
 class Scaled(nn.Module):

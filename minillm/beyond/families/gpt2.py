@@ -3,7 +3,6 @@
 Written by hand; deeper/10_families reads its files by hand.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -19,16 +18,15 @@ from minillm.support.family import Family
 
 @dataclass(frozen=True)
 class GPT2Config(ModelConfig):
-    """Llama's keys, but that each position has a learned vector."""
+    """Llama's keys, with defaults of its own; each position has a learned vector."""
+
+    hidden_act: str = "gelu_new"
+    rms_norm_eps: float = 1e-5
+    attention_bias: bool = True
+    mlp_bias: bool = True
+    tie_word_embeddings: bool = True
 
     positions: ClassVar[str] = "learned"
-    habits: ClassVar[Mapping[str, Any]] = {
-        "hidden_act": "gelu_new",
-        "rms_norm_eps": 1e-5,
-        "attention_bias": True,
-        "mlp_bias": True,
-        "tie_word_embeddings": True,
-    }
 
     def follows(self) -> dict[str, Any]:
         return {**super().follows(), "intermediate_size": 4 * self.hidden_size}

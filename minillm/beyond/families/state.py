@@ -31,14 +31,12 @@ from minillm.support.family import Family
 class MambaConfig(ModelConfig):
     """Layers with a state and nothing else: Llama's keys but those of attention."""
 
+    rms_norm_eps: float = 1e-5
+    tie_word_embeddings: bool = True
     state: Any = None  # a `StateSizes` of `beyond.state.mamba_parts`, or a table of its keys
 
     positions: ClassVar[str] = "none"
-    habits: ClassVar[Mapping[str, Any]] = {
-        **ModelConfig.habits,
-        "rms_norm_eps": 1e-5,
-        "tie_word_embeddings": True,
-    }
+    stateful: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if isinstance(self.state, Mapping):
@@ -48,8 +46,6 @@ class MambaConfig(ModelConfig):
                 raise ValueError(f"state has no {names}, but {sorted(known)}")
             object.__setattr__(self, "state", StateSizes(**self.state))
         super().__post_init__()
-
-    stateful: ClassVar[bool] = True
 
     def has_state(self, layer: int) -> bool:
         """Whether a memory of fixed size stands in this layer where others have attention."""
@@ -81,7 +77,7 @@ class MambaConfig(ModelConfig):
 class Mamba2Config(MambaConfig):
     """Mamba with heads."""
 
-    habits: ClassVar[Mapping[str, Any]] = {**ModelConfig.habits, "rms_norm_eps": 1e-5}
+    tie_word_embeddings: bool = False
 
     def check_state(self) -> None:
         super().check_state()

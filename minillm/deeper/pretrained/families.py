@@ -12,7 +12,7 @@ from dataclasses import asdict, fields, is_dataclass
 from typing import Any
 
 from minillm.config import ModelConfig
-from minillm.support.checks.config import SCALING
+from minillm.support.checks.config import SCALING, USUAL_IF_NONE
 from minillm.support.checks.kinds import (
     SWITCH,
     TABLE,
@@ -171,7 +171,7 @@ def _spelled(
 
 def _matters(config: type[ModelConfig], key: str, value: Any) -> bool:
     """Whether a key that is passed over says something else than what is done anyway."""
-    return value != config.habits.get(key, False)
+    return value != (getattr(config, key) if key in USUAL_IF_NONE else False)
 
 
 def _pass_over_outside(found: dict[str, Any]) -> None:

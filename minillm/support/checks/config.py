@@ -36,6 +36,11 @@ LLAMA_KEYS: Mapping[str, Kind] = {
     "pad_token_id": whole(-1),  # early files of Llama's say -1
 }
 
+# None under these keys means what the family usually does.
+USUAL_IF_NONE = frozenset(
+    "hidden_act rms_norm_eps attention_bias mlp_bias tie_word_embeddings".split()
+)
+
 # What the table rope_scaling may hold; in files, rope_parameters too.
 SCALING: Mapping[str, Kind] = {
     **dict.fromkeys(("rope_type", "type"), TEXT),
@@ -58,9 +63,16 @@ def check_keys(c: Any, usual: type) -> None:
     if kind is not (c.family.config or usual):
         raise ValueError(f"a {kind.__name__} cannot be of the family {c.model_type}")
     for f in fields(c):
-        value = getattr(c, f.name)
-        if f.name in c.kinds and (value is not None or f.default is not None):
+        value, may_be_none = getattr(c, f.name), f.default is None or f.name in USUAL_IF_NONE
+        if f.name in c.kinds and not (value is None and may_be_none):
             check_kind(f.name, value, c.kinds[f.name])
+
+
+def check_division(c: Any) -> None:
+    """Raises: ValueError for a width of which no head can be an even share."""
+    C, H = c.hidden_size, c.num_attention_heads
+    if H is not None and c.head_dim is None and C % H:
+        raise ValueError(f"hidden_size {C} does not divide into {H} heads: give head_dim")
 
 
 def check_llama(c: Any) -> None:

@@ -85,9 +85,9 @@ def windowed_norm(c):
 class MyConfig(ModelConfig):
     """Keys of one's own, beside Llama's."""
 
+    rms_norm_eps: float = 1e-4  # its own default
     sharpness: float = 2.0
 
-    habits: ClassVar = {**ModelConfig.habits, "rms_norm_eps": 1e-4}
     kinds: ClassVar = {**ModelConfig.kinds, "sharpness": POSITIVE}
 
 
