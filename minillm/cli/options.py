@@ -31,7 +31,7 @@ OF_A_FILE: dict[str, Any] = {
     "vocab_size": 768,
     "context_length": 96,
     "batch_size": 12,
-    "steps": 600,
+    "steps": 660,
     "lr": 8e-3,
     "min_lr": 0.0,
     "warmup": 50,
@@ -43,14 +43,14 @@ BYTES_A_STEP = 250
 def defaults_of(a: argparse.Namespace) -> dict[str, Any]:
     """What is other than usual where a fresh model is trained on windows of a file.
 
-    Looks cost time: there are two if the held-out tenth is long, and up to ten if it is short.
+    Looks cost time: if the held-out tenth is long there is one, at the end; if short, up to ten.
     """
     whole_model = a.init_from is None and a.parallel == "ddp"  # Muon moves whole matrices
     if not (is_file(a) and whole_model and a.layout in (None, "windows")):
         return {}
     size = os.path.getsize(a.corpus) if os.path.isfile(a.corpus) else MOST
     steps = max(1, min(OF_A_FILE["steps"], size // BYTES_A_STEP))
-    looks = max(2, min(10, 2_000_000 // max(1, size)))
+    looks = max(1, min(10, 2_000_000 // max(1, size)))
     return {**OF_A_FILE, "steps": steps, "eval_interval": -(-steps // looks)}
 
 
