@@ -60,6 +60,28 @@ def documents(path: str | Path) -> Iterator[str]:
         yield rest
 
 
+def check_text(path: str | Path) -> None:
+    """Raises: ValueError for a file without text, or of one and the same character."""
+    kinds: set[str] = set()
+    for text in documents(path):
+        kinds.update(text)
+        if len(kinds) > 1:
+            return
+    what = f"nothing but {kinds.pop()!r}, from which nothing is learned" if kinds else "no text"
+    raise ValueError(f"--corpus {path} holds {what}")
+
+
+def check_windows(a: argparse.Namespace, tokenizer: Any) -> None:
+    """Raises: ValueError if what is learned from is shorter than a window of it."""
+    count, end = 0, tokenizer.eos_token_id is not None
+    for text in documents_to_learn(a):
+        count += len(tokenizer.encode_ordinary(text[:1_000_000])) + end
+        if count > a.context_length:
+            return
+    window = f"--context-length {a.context_length} takes {a.context_length + 1}"
+    raise ValueError(f"--corpus {a.corpus} has {count} tokens to learn from; {window}")
+
+
 def _parted(a: argparse.Namespace, learned: bool) -> Iterator[str]:
     """The documents of a file to learn from, or those held out: every tenth; of fewer than ten, the
     last tenth of each."""

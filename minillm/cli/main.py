@@ -28,6 +28,7 @@ from minillm.cli.options import (
     OneDefault,
     chat_options,
     common_options,
+    defaults_of,
     eval_options,
     generate_options,
     train_options,
@@ -48,8 +49,8 @@ class Command(argparse.ArgumentParser):
         return found, unknown
 
 
-def parser() -> argparse.ArgumentParser:
-    """The commands and their options."""
+def parser(**of_training: Any) -> argparse.ArgumentParser:
+    """The commands and their options; `of_training` are other defaults of `train`."""
     top = argparse.ArgumentParser(
         prog="python -m minillm",
         description=__doc__,
@@ -60,9 +61,9 @@ def parser() -> argparse.ArgumentParser:
 
     def command(function: Any, add_options: Any, name: str, text: str) -> None:
         made = commands.add_parser(name, help=text, description=text, formatter_class=OneDefault)
-        made.set_defaults(command=function)
         common_options(made)
         add_options(made)
+        made.set_defaults(command=function, **(of_training if function is train else {}))
 
     command(train, train_options, "train", "train a model on stories or on a text file")
     command(generate_texts, generate_options, "generate", "print texts of a saved model")
@@ -75,12 +76,14 @@ def parser() -> argparse.ArgumentParser:
 
 def main(argv: list[str] | None = None) -> int:
     """Run a command; a caller's mistake is one line on the error channel and exit code 1."""
-    top = parser()
     words = sys.argv[1:] if argv is None else argv
     try:
-        arguments = top.parse_args(words)
+        arguments = parser().parse_args(words)
         if getattr(arguments, "config", None) is not None:
-            arguments = top.parse_args([words[0], *words_of(arguments.config), *words[1:]])
+            words = [words[0], *words_of(arguments.config), *words[1:]]
+            arguments = parser().parse_args(words)
+        if arguments.command is train and (others := defaults_of(arguments)):
+            arguments = parser(**others).parse_args(words)
         arguments.command(arguments)
     except BrokenPipeError:
         raise  # nobody reads on: no mistake of the caller's; see `run`

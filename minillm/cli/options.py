@@ -4,6 +4,7 @@ Written by hand.
 """
 
 import argparse
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,36 @@ FEW = whole(1, AT_ONCE)
 RATE = number(f"from 0 to {MOST:,}", lambda x: 0 <= x <= MOST)
 CORPUS = "stories-en, stories-zh, or a text file"
 DTYPES = ["float32", "bfloat16", "float16"]
+
+
+# What `train --corpus FILE` does if nothing else is said, measured by benchmarks/real_text.py. Less
+# text takes fewer steps: one for each BYTES_A_STEP, or else it is read too often.
+OF_A_FILE: dict[str, Any] = {
+    "family": "qwen3",
+    "vocab_size": 768,
+    "context_length": 96,
+    "batch_size": 12,
+    "steps": 660,
+    "lr": 8e-3,
+    "min_lr": 0.0,
+    "warmup": 50,
+    "optimizer": "muon",
+}
+BYTES_A_STEP = 250
+
+
+def defaults_of(a: argparse.Namespace) -> dict[str, Any]:
+    """What is other than usual where a fresh model is trained on windows of a file.
+
+    Looks cost time: if the held-out tenth is long there is one, at the end; if short, up to ten.
+    """
+    whole_model = a.init_from is None and a.parallel == "ddp"  # Muon moves whole matrices
+    if not (is_file(a) and whole_model and a.layout in (None, "windows")):
+        return {}
+    size = os.path.getsize(a.corpus) if os.path.isfile(a.corpus) else MOST
+    steps = max(1, min(OF_A_FILE["steps"], size // BYTES_A_STEP))
+    looks = max(1, min(10, 2_000_000 // max(1, size)))
+    return {**OF_A_FILE, "steps": steps, "eval_interval": -(-steps // looks)}
 
 
 class OneDefault(argparse.HelpFormatter):
@@ -77,7 +108,8 @@ def train_options(one: argparse.ArgumentParser) -> None:
     one.add_argument("--output-dir", type=Path, required=True, help="folder of the run")
     one.add_argument("--resume", action="store_true", help="go on from the newest checkpoint")
     documents = f"{CORPUS} whose documents end with {END}"
-    one.add_argument("--corpus", default="stories-en", help=documents)
+    other = f"{documents}; of a file the defaults are others: {_in_words(OF_A_FILE)}"
+    one.add_argument("--corpus", default="stories-en", help=other)
     one.add_argument("--tokenizer", type=Path, help="folder of a tokenizer to use (else: train)")
     bytes_and_end = whole(257, MOST, ": the bytes and an end token")
     add("--vocab-size", 1024, bytes_and_end, "of a tokenizer that is trained, bytes included")
@@ -138,6 +170,12 @@ def train_options(one: argparse.ArgumentParser) -> None:
     add("--deck-stories", 16000, SOME, "other cards after so many stories")
     exact = "where a story draws a card, learn the probabilities of all and not the one drawn"
     course.add_argument("--exact-targets", action="store_true", help=exact)
+
+
+def _in_words(defaults: dict[str, Any]) -> str:
+    """Defaults as they would be typed."""
+    typed = [f"--{name.replace('_', '-')} {value}" for name, value in defaults.items()]
+    return f"{' '.join(typed)} (fewer steps below {BYTES_A_STEP * defaults['steps'] // 1000} kB)"
 
 
 def generate_options(one: argparse.ArgumentParser) -> None:

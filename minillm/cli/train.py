@@ -10,9 +10,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from minillm.cli.best import Best
 from minillm.cli.corpus import (
     END,
-    documents,
+    check_text,
+    check_windows,
     documents_to_learn,
     held_out_texts,
     is_file,
@@ -51,10 +53,16 @@ def train(a: argparse.Namespace) -> None:
         if not a.quiet:
             looks |= {"sample": lambda m: _early_text(a, m, tokenizer), "on_log": _show}
         looks |= {"token_bytes": token_byte_lengths(tokenizer), "progress": not a.quiet}
+        best = Best(a.output_dir) if held_out and is_file(a) and first else None
+        if best is not None:
+            shown = looks.get("on_log")
+            looks["on_log"] = lambda record: _keep_best(best, record, model, shown)
         run = Run(a.output_dir, checkpoint_interval=a.checkpoint_interval)
         trainer = Trainer(model, source(a, tokenizer), config, run=run, **looks)
         if a.resume:
             found = trainer.resume()
+            if best is not None:
+                best.resume(trainer.step)
             if first:
                 stands = "resumed at" if found else "no whole checkpoint to go on from, so from"
                 tell(f"{stands} step {trainer.step}")
@@ -65,7 +73,7 @@ def train(a: argparse.Namespace) -> None:
             raise KeyboardInterrupt(_keep(a, trainer)) from None
         tensors = distributed.whole_tensors(model)
         if first:
-            _finish(a, tokenizer, tensors, trainer, time.perf_counter() - start)
+            _finish(a, tokenizer, tensors, trainer, time.perf_counter() - start, best)
     except CheckpointError as error:
         raise ValueError(str(error)) from error
     finally:
@@ -100,8 +108,8 @@ def _prepare(a: argparse.Namespace) -> tuple[Any, Any]:
         check_free(a.output_dir, "give --resume to go on, or another --output-dir")
     else:
         check_same_run(a)
-    if is_file(a) and next(documents(a.corpus), None) is None:
-        raise ValueError(f"--corpus {a.corpus} holds no text")
+    if is_file(a):
+        check_text(a.corpus)
     _config(a)  # numbers that make no training are errors now
     if a.resume and (a.output_dir / "tokenizer.json").exists():
         tokenizer = _tokenizer(a.output_dir)
@@ -116,6 +124,8 @@ def _prepare(a: argparse.Namespace) -> tuple[Any, Any]:
         raise ValueError(f"the tokenizer has no end token, where documents end: {road}")
     if layout(a) != "windows" and not tokenizer.add_bos:
         tokenizer.bos_token, tokenizer.add_bos = tokenizer.eos_token, True  # so begins each row
+    if is_file(a) and layout(a) == "windows":
+        check_windows(a, tokenizer)
     config = _model_config(a, tokenizer)
     _check_fit(config, a, tokenizer)
     check_savable(config)  # rather now than after the training
@@ -226,10 +236,25 @@ def _config(a: argparse.Namespace) -> Any:
     )
 
 
+def _keep_best(best: Best, record: dict[str, Any], model: Any, shown: Any) -> None:
+    """What is done with each record of a run on a file."""
+    best.look(record, model)
+    if shown is not None:
+        shown(record)
+
+
 def _finish(
-    a: argparse.Namespace, tokenizer: Any, tensors: Any, trainer: Any, seconds: float
+    a: argparse.Namespace,
+    tokenizer: Any,
+    tensors: Any,
+    trainer: Any,
+    seconds: float,
+    best: Best | None,
 ) -> None:
-    """Save the model where `from_pretrained` finds it, and say how it was made."""
+    """Save the model where `from_pretrained` finds it, and say how it was made.
+
+    Of a file it is the model that did best on what is held out.
+    """
     import torch
 
     from minillm.deeper.pretrained.load import save_pretrained
@@ -238,16 +263,21 @@ def _finish(
     from minillm.model import CausalLM
 
     model = CausalLM(trainer.model.config)
-    load_model_tensors(model, tensors)
+    better = best.tensors(trainer.step) if best is not None else None
+    load_model_tensors(model, better or tensors)
     model.to(getattr(torch, a.save_dtype))  # the checkpoints beside it stay as they were trained
     save_pretrained(model, tokenizer, a.output_dir)
     made = {"processes": distributed.world().size, "torch": torch.__version__, "seconds": seconds}
-    figures = {"parameters": model.num_parameters(), **made}
+    figures: dict[str, Any] = {"parameters": model.num_parameters(), **made}
+    if best is not None:
+        figures["best"] = {"step": best.step, "held_out": best.held_out}
     found = finish_run_info(a, figures, trainer.history)
     names = ("loss", "bits_per_byte", "held_out")
     measured = {name: round(found[name], 4) for name in names if name in found}
     size, tokens = f"{model.num_parameters():,} parameters", f"{trainer.tokens:,} tokens"
     show(f"{a.output_dir}: {size}, {tokens}, {measured}")
+    if best is not None:
+        show(best.said(trainer.step, found.get("held_out")))
 
 
 def _early_text(a: argparse.Namespace, model: Any, tokenizer: Any) -> str:
