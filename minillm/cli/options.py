@@ -108,7 +108,7 @@ def train_options(one: argparse.ArgumentParser) -> None:
     one.add_argument("--output-dir", type=Path, required=True, help="folder of the run")
     one.add_argument("--resume", action="store_true", help="go on from the newest checkpoint")
     documents = f"{CORPUS} whose documents end with {END}"
-    other = f"{documents}; of a file the defaults are others: {_in_words(OF_A_FILE)}"
+    other = f"{documents}; of a file, unless you say otherwise: {_in_words(OF_A_FILE)}"
     one.add_argument("--corpus", default="stories-en", help=other)
     one.add_argument("--tokenizer", type=Path, help="folder of a tokenizer to use (else: train)")
     bytes_and_end = whole(257, MOST, ": the bytes and an end token")
