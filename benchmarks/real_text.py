@@ -6,9 +6,10 @@
 
 The text is assets/shakespeare, its last tenth held out, measured by both in windows that overlap by
 half. The clock is the process's processor time, on one thread: of ours all that the command does
-(tokenizer, encoding, training, looks, saving), of nanoGPT's the training steps and one measurement. Its recipe
-(README, "only have a macbook": characters, 4 layers of 128, windows of 64, 12 a batch, 2,000 steps)
-and model are re-stated here; its code is not used. Bits are bits a byte of the held-out tenth.
+(tokenizer, encoding, training, looks, saving), of nanoGPT's the training steps and one measurement.
+Its recipe (README, "only have a macbook": characters, 4 layers of 128, windows of 64, 12 a batch,
+2,000 steps) and model are re-stated here; its code is not used. Bits are bits a byte of the
+held-out tenth.
 """
 
 import argparse
