@@ -514,6 +514,9 @@ def test_an_old_copy_is_carried_over_the_move(old_copy):
     assert student.written(copy)["03_attention.ipynb"] == (4, 7)
     assert not any(line.startswith("not built") for line in student.rebuild(copy, pages))
     assert "# written by me" in (old_copy / "minillm/attention.py").read_text("utf-8")
+    paths = {**os.environ, "PYTHONPATH": str(old_copy)}
+    modules = "import minillm.bpe, minillm.attention"  # what they took from minillm.checks is found
+    subprocess.run([sys.executable, "-c", modules], cwd=old_copy, env=paths, check=True)
     with pytest.raises(student.StudentError, match="somebody's work"):
         student.run("make", [], old_copy, ROOT)
 

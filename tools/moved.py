@@ -78,10 +78,13 @@ _FROM_ROOM = re.compile(
     r"from minillm((?:\.(?:nn|cache|training|tokenizer|generation|models|pretrained|fast))?)"
     r" import ([a-z]\w*(?: as \w+)?(?:, [a-z]\w*(?: as \w+)?)*)(?=[ \t]*(?:[\\\n\"';#`]|$))"
 )
+_FROM_CHECKS = re.compile(r"from minillm\.checks import (\([^)]*\)|[^\n]*)")
+_CHECKS = Path(__file__).resolve().parents[1] / "minillm" / "support" / "checks"
 
 
 def rewritten(text: str) -> str:
     """A text with the new places of modules: dotted names, files, imports and marks of cells."""
+    text = _FROM_CHECKS.sub(_by_subject, text)
     text = _MARK.sub(lambda m: m[1] + MODULES[m[2]], text)
     text = text.replace("from minillm.tokenizer import BPETok", "from minillm.bpe import BPETok")
     text = _FROM_ROOM.sub(_modules, text)
@@ -89,6 +92,27 @@ def rewritten(text: str) -> str:
     return _FILE.sub(
         lambda m: f"minillm/{MODULES[m[1].replace('/', '.')].replace('.', '/')}.py", text
     )
+
+
+def _by_subject(found: re.Match[str]) -> str:
+    """`from minillm.checks import ...` by the files that define the names now.
+
+    A check that is gone checks nothing, so that what calls it still runs.
+    """
+    places: dict[str, list[str]] = {}
+    gone = []
+    for name in re.findall(r"\w+", found[1]):
+        defined = re.compile(rf"^(?:def|class) {name}\b|^{name}\b", re.M)
+        files = (p for p in sorted(_CHECKS.glob("*.py")) if defined.search(p.read_text("utf-8")))
+        if (path := next(files, None)) is None:
+            gone.append(f"{name} = lambda *_, **__: None  # a check that the package no longer has")
+        else:
+            places.setdefault(path.stem, []).append(name)
+    lines = [
+        f"from minillm.support.checks.{subject} import {', '.join(names)}"
+        for subject, names in places.items()
+    ]
+    return "\n".join(lines + gone)
 
 
 def _modules(found: re.Match[str]) -> str:
