@@ -112,3 +112,19 @@ def test_without_the_models_file_it_says_how_to_get_it(tmp_path, monkeypatch, ca
     assert "git checkout assets/stories-en" in said.err
     size = (ROOT / "assets/stories-en/model.safetensors").stat().st_size
     assert f"({size / 1e6:.1f} MB)" in said.err
+
+
+def test_a_file_that_is_cut_short_and_a_seed_too_large_get_a_sentence(
+    tmp_path, monkeypatch, capsys
+):
+    copy = tmp_path / "stories-en"
+    shutil.copytree(teller.FOLDER, copy)
+    weights = copy / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:1000])
+    monkeypatch.setattr(teller, "FOLDER", copy)
+    assert teller.main(["--seed", "1"]) == 1
+    said = capsys.readouterr()
+    assert "cannot be read: " in said.err and "model.safetensors" in said.err
+    with pytest.raises(SystemExit):
+        teller.main(["--seed", str(2**63)])
+    assert "more than 64 bits" in capsys.readouterr().err

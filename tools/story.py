@@ -124,13 +124,19 @@ def main(argv: list[str] | None = None) -> int:
     )
     parser.add_argument("--seed", type=int, help="a number: the same story each time")
     seed = parser.parse_args(argv).seed
+    if seed is not None and not -(2**63) <= seed < 2**63:
+        parser.error(f"--seed {seed} has more than 64 bits")
     for name in ("config.json", "model.safetensors", "tokenizer.json"):
         if not (FOLDER / name).is_file():
             print(MISSING.format(path=os.path.relpath(FOLDER / name)), file=sys.stderr)
             return 1
     seed = random.randrange(10**4) if seed is None else seed
     further = "make run trains a model of your own, make lab opens the course"
-    print(textwrap.fill(tell(seed), WIDTH))
+    try:
+        print(textwrap.fill(tell(seed), WIDTH))
+    except ValueError as error:  # files that are there, but not as they should be
+        print(f"{os.path.relpath(FOLDER)} cannot be read: {error}", file=sys.stderr)
+        return 1
     print(f"(make story SEED={seed} tells it again; {further}.)")
     return 0
 
