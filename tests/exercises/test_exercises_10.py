@@ -176,7 +176,7 @@ WRONG = [
     ("10.2", lambda m, p, a: [1.0, 2.0, 0.5, 0.1], "an index from 0 to 3"),
     ("10.2", lambda m, p, a: choose(m, p, a, shift=0, mean=True), "both mistakes"),
     ("10.3", completing("mask"), "give attention_mask"),
-    ("10.3", completing("id 0"), "goes on with"),
+    ("10.3", completing("id 0"), "not from ids != 0"),
     ("10.3", completing("right"), "pad on the left"),
     ("10.3", completing("argmin"), "the largest logit"),
     ("10.3", completing("whole rows"), "the new ids only"),
