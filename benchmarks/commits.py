@@ -32,10 +32,10 @@ def best(function, times):
 MODEL = """
 import torch
 from minillm import CausalLM, ModelConfig, generate
-try:
-    from minillm.deeper.fast.packed import PackedLM
+try:  # where it lay before the house was moved
+    from minillm.fast.packed import PackedLM
 except ImportError:
-    from minillm.packed import PackedLM
+    from minillm.deeper.fast.packed import PackedLM
 sizes = dict(hidden_size=128, intermediate_size=352, num_hidden_layers=4, num_attention_heads=4)
 if LARGE:
     sizes = dict(hidden_size=512, intermediate_size=1408, num_hidden_layers=8,
