@@ -85,11 +85,7 @@ WORKLOADS = {
     "best(lambda: CausalLM.from_pretrained('assets/stories-en'), 7)",
     "training steps": """
 import torch
-from minillm import CausalLM, ModelConfig, TrainConfig, Trainer
-try:
-    from minillm.training import WindowBatches
-except ImportError:
-    from minillm.train import WindowBatches
+from minillm import CausalLM, ModelConfig, TrainConfig, Trainer, WindowBatches
 sizes = dict(hidden_size=128, intermediate_size=352, num_hidden_layers=4, num_attention_heads=4)
 def run():
     model = CausalLM(ModelConfig(vocab_size=1024, **sizes))
