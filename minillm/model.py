@@ -220,7 +220,7 @@ class CausalLM(Doors):
         c = self.config
         sizes = {"num_layers": c.num_hidden_layers, "num_kv_heads": c.num_key_value_heads}
         sizes |= {"key_dim": c.head_dim, "value_dim": c.head_dim, "batch_size": batch_size}
-        return cache_for(self, kind, **{"window": c.sliding_window, **sizes, **options})
+        return cache_for(self, kind, **sizes | {"window": c.sliding_window} | options)
 
     def tie_weights(self) -> None:
         """Let head and embedding be one matrix, if the config says so."""

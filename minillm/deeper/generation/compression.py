@@ -25,8 +25,6 @@ __all__ = [
     "shares",
 ]
 
-__all__ = ["ArithmeticDecoder", "arithmetic_encode", "compress", "decompress", "shares"]
-
 TOTAL = 1 << 24  # the parts that all shares of a step add up to
 
 WIDTH = 48  # bits of the interval's width

@@ -470,9 +470,8 @@ def save(tokenizer: "BPETokenizer", directory: str | Path) -> None:
         "tokenizer_config.json": tokenizer_config(tokenizer),
         "tokenizer.json": to_json(tokenizer),
     }
-    with transaction(
-        Path(directory), remove=TOKENIZER_FILES
-    ) as staging:  # older ones would be read
+    # files of an older tokenizer would be read beside the new ones
+    with transaction(Path(directory), remove=TOKENIZER_FILES) as staging:
         for name, content in files.items():
             text = json.dumps(content, ensure_ascii=False, indent=1)
             (staging / name).write_text(text, encoding="utf-8")
