@@ -78,7 +78,7 @@ def main() -> None:
         language.corpus(1000, seed=0), 1024, special_tokens=["<|endoftext|>"], add_bos=True
     )
     end, held_out = tokenizer.eos_token_id, language.corpus(60, seed="held out")
-    floor = language.bits_per_byte()
+    floor = language.bits_per_byte(held_out)
 
     def bits(kind: str, rate: float, seed: int) -> float:
         model = make(kind, tokenizer.vocab_size, end, seed)

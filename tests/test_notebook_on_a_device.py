@@ -37,11 +37,12 @@ def test_the_page_trains_and_measures_on_a_gpu(monkeypatch):
         "ModelConfig": ModelConfig, "Sampler": Sampler, "WindowBatches": WindowBatches,
         "CausalLM": CausalLM, "cross_entropy": cross_entropy, "kept": torch.arange(600) % 690,
         "language": language, "tokenizer": tokenizer, "mine": tokenizer, "MY_BEGINNING": "The ",
-        "end": tokenizer.eos_token_id, "floor": language.bits_per_byte(), "MY_STEPS": 2,
+        "end": tokenizer.eos_token_id, "floor": 0.1, "MY_STEPS": 2,
         "held_out": language.corpus(2, seed=5), "written": torch.arange(900) % 690,
-        "draw": lambda history: None,
-        "display": lambda *_, **__: SimpleNamespace(update=lambda figure: None),
     }  # fmt: skip
+    monkeypatch.setattr(
+        "IPython.display.display", lambda *_, **__: SimpleNamespace(update=lambda figure: None)
+    )
     with PretendedDevice():
         exec(cells["1db0ee4e"], page)
         assert page["device"] == torch.device("cuda") and page["precision"] == "bfloat16"

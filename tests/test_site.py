@@ -463,7 +463,7 @@ VERDICTS = """
 def assert_verdicts_agree(run):
     """500 stories, each also with a word of another; and what is no story at all."""
     sys.path.append(str(ROOT / "tools"))
-    from story import first_wrong
+    from minillm.exercises.duties import first_wrong
 
     language, rng = StoryLanguage("en"), random.Random(1)
     given = language.corpus(500, seed="verdicts of the site")

@@ -21,6 +21,8 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from minillm.exercises.duties import first_wrong
+
 if TYPE_CHECKING:
     from minillm import StoryLanguage
 
@@ -32,35 +34,6 @@ MISSING = (
     "{path} is not there: the model comes with the repository (4.3 MB). In a clone, `git checkout "
     "assets/stories-en` brings it back; else clone it again"
 )
-
-
-class Reader(str):
-    """A text that notes how far it was found to agree with what could stand there."""
-
-    far = 0
-
-    def startswith(self, value: str, start: int = 0) -> bool:  # type: ignore[override]
-        here = self[start : start + len(value)]
-        pairs = enumerate(zip(value, here, strict=False))
-        same = next((i for i, (a, b) in pairs if a != b), len(here))
-        self.far = max(self.far, start + same)
-        return here == value
-
-
-def first_wrong(language: StoryLanguage, text: str) -> str | None:
-    """The first word of a text that no story has there, with its signs; "" if the text ends too
-    early, None if it is a whole story.
-    """
-    reader = Reader(text)
-    found = language.grammar.root.read(reader, 0, {})
-    if found is not None and found[0] == len(text):
-        return None
-    if found is not None:  # a whole story, and more
-        return (text[found[0] :].split() or [text[found[0] :]])[0]
-    if reader.far == len(text):
-        return ""
-    start = text.rfind(" ", 0, reader.far) + 1
-    return text[start:].partition(" ")[0] or " "
 
 
 def verdict(language: StoryLanguage, text: str, bits: float) -> str:

@@ -27,10 +27,11 @@ def evaluate_folder(a: argparse.Namespace) -> None:
         print(f"bits per byte  {measure(model, tokenizer, texts, a):.4f}  on {part}{a.corpus}")
         return
     grammar = language(a.corpus)
-    measured = measure(model, tokenizer, held_out_texts(a), a)
-    floor = grammar.bits_per_byte()
+    held_out = held_out_texts(a)
+    measured, floor = measure(model, tokenizer, held_out, a), grammar.bits_per_byte(held_out)
     print(f"bits per byte  {measured:.4f}  on {a.documents} held-out stories, ends included")
-    print(f"floor          {floor:.4f}  which no model can beat; ratio {measured / floor:.3f}")
+    ratio = measured / floor
+    print(f"floor          {floor:.4f}  what a perfect model pays for them; ratio {ratio:.3f}")
     begin, texts = begin_ids(model, tokenizer, ""), []
     for start in range(0, a.samples, 64):
         sampler = Sampler(seed=a.seed + start // 64)

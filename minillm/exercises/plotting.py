@@ -6,7 +6,7 @@ Used by all notebooks. matplotlib is imported inside the functions: minillm neve
 from __future__ import annotations
 
 import html
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -193,14 +193,21 @@ def show_tokens(tokens: Sequence[str | bytes], *, ids: Sequence[int] | None = No
     display(HTML(html_tokens(tokens, ids=ids)))
 
 
-def floors_curve(seen: Sequence[float], floors: Sequence[float]) -> Figure:
-    """A training's loss in floors over millions of tokens, for a display that is drawn anew."""
+def floors_curve(
+    history: Sequence[Mapping[str, float]], floor: float, lines: Mapping[str, float] | None = None
+) -> Figure:
+    """A training's loss in floors over millions of tokens; `lines` of others, in floors, for it.
+
+    Each record of `history` has "tokens" and "bits_per_byte"; `floor` is in bits a byte.
+    """
     import matplotlib.pyplot as plt
 
     fig, ax = figure(height=3)
+    seen = [record["tokens"] / 1e6 for record in history]
     if seen:
-        ax.plot(seen, floors, label="our model")
-    ax.plot([0, max(seen, default=0.1)], [1, 1], label="floor", color=COLORS[2], linestyle=":")
+        ax.plot(seen, [record["bits_per_byte"] / floor for record in history], label="our model")
+    for i, (name, floors) in enumerate({"floor": 1.0, **(lines or {})}.items(), 2):
+        ax.plot([0, max(seen, default=0.1)], [floors] * 2, label=name, color=COLORS[i], ls=":")
     ax.set(yscale="log", xlabel="million tokens seen", ylabel="floors (log scale)", ylim=(0.9, 30))
     ax.set_yticks((1, 1.5, 2, 5, 10, 20), ("1", "1.5", "2", "5", "10", "20"))
     ax.minorticks_off()

@@ -173,6 +173,13 @@ class StoryLanguage:
         """Expected nats of a story, in closed form: no model can do better on average."""
         return self.grammar.root.entropy()
 
-    def bits_per_byte(self) -> float:
-        """The floor: expected bits of a story over its expected length in UTF-8 bytes."""
-        return self.entropy() / math.log(2) / self.grammar.root.size()
+    def bits_per_byte(self, texts: Sequence[str] | None = None) -> float:
+        """The floor: bits over UTF-8 bytes, of all stories on average or of these texts.
+
+        Infinite for a text that is no story. Raises: ValueError if there are no texts.
+        """
+        if texts is None:
+            return self.entropy() / math.log(2) / self.grammar.root.size()
+        if not (num_bytes := sum(len(text.encode()) for text in texts)):
+            raise ValueError("no texts to measure")
+        return -sum(map(self.score, texts)) / math.log(2) / num_bytes

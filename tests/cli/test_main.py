@@ -459,9 +459,10 @@ def test_eval_prints_what_it_measured(trained, capsys):
     assert run(*command) == 0
     shown = capsys.readouterr().out
     model, tokenizer = from_pretrained(trained)
-    measured = evaluate(model, tokenizer, stories("stories-en", 5, "held out"))
+    texts = stories("stories-en", 5, "held out")
+    measured = evaluate(model, tokenizer, texts)
     assert re.search(r"bits per byte +([\d.]+)", shown)[1] == f"{measured:.4f}"
-    floor = StoryLanguage("en").bits_per_byte()
+    floor = StoryLanguage("en").bits_per_byte(texts)
     assert re.search(r"floor +([\d.]+)", shown)[1] == f"{floor:.4f}"
     assert "valid stories  0 of 3" in shown
 

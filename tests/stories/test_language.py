@@ -77,6 +77,13 @@ def test_sampled_means_agree_with_the_closed_forms(lang, samples):
         assert abs(mean - exact) < 4 * error
     floor = language.entropy() / math.log(2) / language.grammar.root.size()
     assert math.isclose(language.bits_per_byte(), floor, rel_tol=1e-12)
+    texts = language.corpus(2000, seed=3)
+    nats, size = -sum(map(language.score, texts)), sum(len(t.encode()) for t in texts)
+    assert math.isclose(language.bits_per_byte(texts), nats / math.log(2) / size, rel_tol=1e-12)
+    assert math.isclose(language.bits_per_byte(texts), floor, rel_tol=0.01)
+    assert language.bits_per_byte(["It rained."]) == math.inf
+    with pytest.raises(ValueError, match="no texts"):
+        language.bits_per_byte([])
 
 
 @each
