@@ -57,45 +57,6 @@ PATTERNS = {
 }
 
 
-def in_ascii(pattern: str) -> str:
-    """What a published pattern says of ASCII text, as Python's `re` writes it."""
-    letters = pattern.replace(r"\p{L}\p{N}", "A-Za-z0-9")  # both stand in brackets only
-    return letters.replace(r"\p{L}", "[A-Za-z]").replace(r"\p{N}", "[0-9]")
-
-
-class PreTokenizer:
-    """Cut text into words by a published pattern; ASCII by `re`, which is twice as quick."""
-
-    def __init__(self, pattern: str) -> None:
-        self.pattern: str | tuple[str, ...] = pattern
-        self.published = pattern in PATTERNS.values()
-        self._find = self._find_ascii = regex.compile(pattern).findall
-        if self.published:
-            self._find_ascii = re.compile(in_ascii(pattern), re.ASCII).findall
-
-    def words(self, text: str) -> list[str]:
-        """The words of `text` in order; joined, they are the text."""
-        return self._find_ascii(text) if text.isascii() else self._find(text)
-
-
-def make_pre_tokenizer(pattern: str | Sequence[str]) -> PreTokenizer:
-    """What cuts text by a pattern, or by several in turn; one that is not published is watched."""
-    if pattern in PATTERNS.values():
-        return PreTokenizer(str(pattern))
-    from minillm.deeper.tokenizer.patterns import watched
-
-    return watched(pattern)
-
-
-def well_formed(text: str) -> str:
-    """Text that UTF-8 can write: surrogate pairs joined, lone surrogates replaced by U+FFFD."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-    return text
-
-
 def learn_merges(words: Mapping[str, int], num_merges: int) -> list[tuple[bytes, bytes]]:
     """The most frequent pair of tokens, again and again; of equal ones the greatest.
 
@@ -160,6 +121,45 @@ class Memo(dict):
                 self.clear()
             self[text] = value
         return value
+
+
+def in_ascii(pattern: str) -> str:
+    """What a published pattern says of ASCII text, as Python's `re` writes it."""
+    letters = pattern.replace(r"\p{L}\p{N}", "A-Za-z0-9")  # both stand in brackets only
+    return letters.replace(r"\p{L}", "[A-Za-z]").replace(r"\p{N}", "[0-9]")
+
+
+class PreTokenizer:
+    """Cut text into words by a published pattern; ASCII by `re`, which is twice as quick."""
+
+    def __init__(self, pattern: str) -> None:
+        self.pattern: str | tuple[str, ...] = pattern
+        self.published = pattern in PATTERNS.values()
+        self._find = self._find_ascii = regex.compile(pattern).findall
+        if self.published:
+            self._find_ascii = re.compile(in_ascii(pattern), re.ASCII).findall
+
+    def words(self, text: str) -> list[str]:
+        """The words of `text` in order; joined, they are the text."""
+        return self._find_ascii(text) if text.isascii() else self._find(text)
+
+
+def make_pre_tokenizer(pattern: str | Sequence[str]) -> PreTokenizer:
+    """What cuts text by a pattern, or by several in turn; one that is not published is watched."""
+    if pattern in PATTERNS.values():
+        return PreTokenizer(str(pattern))
+    from minillm.deeper.tokenizer.patterns import watched
+
+    return watched(pattern)
+
+
+def well_formed(text: str) -> str:
+    """Text that UTF-8 can write: surrogate pairs joined, lone surrogates replaced by U+FFFD."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return text
 
 
 LONG_TEXT = 1 << 16  # characters from which a text is encoded in blocks

@@ -22,14 +22,14 @@ BLUE, ORANGE, GREEN, YELLOW = "#dbe7f6", "#fbe3cf", "#d8efe3", "#f7efc9"
 STACK = [
     (0.0, "text", "", "white"),
     (1.1, "tokenizer: text to ids", "02", BLUE),
-    (2.2, "embedding: ids to vectors", "03", BLUE),
+    (2.2, "embedding: ids to vectors", "02, 03", BLUE),
     (3.75, "norm", "06", GREEN),
     (4.65, "heads: queries, keys, values", "04", ORANGE),
     (5.55, "rotation: where a token stands", "05", ORANGE),
     (6.45, "attention: read from the past", "03", ORANGE),
     (8.05, "norm", "06", GREEN),
     (8.95, "feed-forward", "06", GREEN),
-    (10.9, "norm, head: token scores", "06, 03", BLUE),
+    (10.9, "norm, head: token scores", "06", BLUE),
     (12.0, "sampler: one token is drawn", "09", BLUE),
     (13.1, "text, one token longer", "", "white"),
 ]
@@ -118,7 +118,7 @@ def draw() -> plt.Figure:
 MAP = [
     (0.0, 1.0, 1.0, "text", ()),
     (1.35, 1.0, 1.55, "tokenizer", ("02",)),
-    (3.25, 1.0, 1.65, "embedding", ("03",)),
+    (3.25, 1.0, 1.8, "embedding", ("02", "03")),
     (5.45, 1.0, 1.1, "heads", ("04",)),
     (6.85, 1.0, 1.4, "rotation", ("05",)),
     (8.55, 1.0, 1.5, "attention", ("03",)),
@@ -173,7 +173,7 @@ TOKEN_BOXES = [  # column, row, name, shape of what leaves it, chapter
     (2, 8.3, "silu(gate) x up", "(B, T, F)", "06"),
     (1, 8.3, "down", "(B, T, C)", "06"),
     (0, 9.7, "RMSNorm", "(B, T, C)", "06"),
-    (0, 10.7, "head", "(B, T, V)", "03"),
+    (0, 10.7, "head", "(B, T, V)", "06"),
     (0, 11.7, "sampler: next id", "(B,)", "09"),
 ]
 TOKEN_COLUMNS = (0.0, 2.6, 5.6)  # where the columns stand

@@ -29,7 +29,7 @@ def pick_precision(device: torch.device) -> Literal["bfloat16", "float32"]:
     import torch
 
     if device.type == "cpu":  # newer versions of torch know
-        can = getattr(torch.cpu, "get_capabilities", dict)()
+        can: dict[str, bool] = getattr(torch.cpu, "get_capabilities", dict)()
         return "bfloat16" if can.get("avx512_bf16") else "float32"
     return "bfloat16" if device.type == "cuda" else "float32"
 
