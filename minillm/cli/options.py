@@ -25,7 +25,8 @@ DTYPES = ["float32", "bfloat16", "float16"]
 
 
 # What `train --corpus FILE` does if nothing else is said, measured by benchmarks/real_text.py. Less
-# text takes fewer steps: one for each BYTES_A_STEP, or else it is read too often.
+# text takes fewer steps, one for each BYTES_A_STEP, or else it is read too often, and a warm-up of
+# a sixth of them.
 OF_A_FILE: dict[str, Any] = {
     "family": "qwen3",
     "vocab_size": 768,
@@ -37,7 +38,7 @@ OF_A_FILE: dict[str, Any] = {
     "warmup": 50,
     "optimizer": "muon",
 }
-BYTES_A_STEP = 250
+BYTES_A_STEP = 500
 
 
 def defaults_of(a: argparse.Namespace) -> dict[str, Any]:
@@ -51,7 +52,8 @@ def defaults_of(a: argparse.Namespace) -> dict[str, Any]:
     size = os.path.getsize(a.corpus) if os.path.isfile(a.corpus) else MOST
     steps = max(1, min(OF_A_FILE["steps"], size // BYTES_A_STEP))
     looks = max(1, min(10, 2_000_000 // max(1, size)))
-    return {**OF_A_FILE, "steps": steps, "eval_interval": -(-steps // looks)}
+    fewer = {"steps": steps, "warmup": min(OF_A_FILE["warmup"], steps // 6)}
+    return {**OF_A_FILE, **fewer, "eval_interval": -(-steps // looks)}
 
 
 class OneDefault(argparse.HelpFormatter):
@@ -175,7 +177,8 @@ def train_options(one: argparse.ArgumentParser) -> None:
 def _in_words(defaults: dict[str, Any]) -> str:
     """Defaults as they would be typed."""
     typed = [f"--{name.replace('_', '-')} {value}" for name, value in defaults.items()]
-    return f"{' '.join(typed)} (fewer steps below {BYTES_A_STEP * defaults['steps'] // 1000} kB)"
+    size = BYTES_A_STEP * defaults["steps"] // 1000
+    return f"{' '.join(typed)} (below {size} kB fewer steps, a shorter warm-up)"
 
 
 def generate_options(one: argparse.ArgumentParser) -> None:

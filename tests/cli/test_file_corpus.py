@@ -66,14 +66,15 @@ def test_what_they_were_not_measured_for_stays_as_it_was(words, asked, text):
 
 
 @pytest.mark.parametrize(
-    ("size", "steps", "looks"), [(100, 1, 1), (20_000, 80, 10), (400_000, 660, 5), (10**7, 660, 1)]
+    ("size", "steps", "warmup", "looks"),
+    [(100, 1, 0, 1), (20_000, 40, 6, 10), (400_000, 660, 50, 5), (10**7, 660, 50, 1)],
 )
-def test_a_short_text_takes_fewer_steps_and_more_looks(size, steps, looks, asked, tmp_path):
+def test_a_short_text_takes_fewer_steps_and_more_looks(size, steps, warmup, looks, asked, tmp_path):
     path = tmp_path / "text.txt"
     path.write_bytes(b"x" * size)
     found = asked("--corpus", path)
     assert found["steps"] == steps == max(1, min(OF_A_FILE["steps"], size // BYTES_A_STEP))
-    assert -(-steps // found["eval_interval"]) == looks
+    assert (found["warmup"], -(-steps // found["eval_interval"])) == (warmup, looks)
 
 
 def noise(count):
