@@ -27,6 +27,13 @@ FALCON = {**SMALL, "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 0}
 GPT2 = {"vocab_size": 97, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 128}
 GPT2 |= {"bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 0}
 
+# Layers that differ: four of them, windows of 8, heads whose size is not hidden_size / heads.
+DEEP = {**SHARED, "num_hidden_layers": 4}
+LAYERED = {**DEEP, "sliding_window": 8, "head_dim": 12}
+LINEAR = {"rope_type": "linear", "factor": 4.0, "rope_theta": 1e6}
+BY_LAYER = {"full_attention": LINEAR, "sliding_attention": THETA}
+MIXED = ["full_attention", "sliding_attention", "sliding_attention", "full_attention"]
+
 t = transformers
 CONFIGS = {
     "gpt2": lambda: t.GPT2Config(**GPT2),
@@ -43,6 +50,30 @@ CONFIGS = {
     ),
     "qwen3": lambda: t.Qwen3Config(**SHARED, head_dim=16, tie_word_embeddings=True),
     "gemma": lambda: t.GemmaConfig(**SHARED, head_dim=16),
+    "gemma3": lambda: t.Gemma3TextConfig(
+        **LAYERED, layer_types=MIXED, query_pre_attn_scalar=20, rope_parameters=BY_LAYER,
+        tie_word_embeddings=False, attention_bias=True,
+    ),
+    "gemma3-bare": lambda: t.Gemma3TextConfig(**LAYERED, sliding_window_pattern=2),
+    "smollm3": lambda: t.SmolLM3Config(**DEEP),
+    "smollm3-biased": lambda: t.SmolLM3Config(
+        **DEEP, no_rope_layers=[0, 1, 1, 0], attention_bias=True, mlp_bias=True, head_dim=12,
+        tie_word_embeddings=False, rope_parameters=LINEAR,
+    ),
+    "olmo2": lambda: t.Olmo2Config(**DEEP, rope_parameters=THETA),
+    "olmo2-biased": lambda: t.Olmo2Config(**DEEP, attention_bias=True, head_dim=12),
+    "olmo3": lambda: t.Olmo3Config(**LAYERED),
+    "olmo3-yarn": lambda: t.Olmo3Config(
+        **LAYERED, layer_types=MIXED, attention_bias=True,
+        rope_parameters={"full_attention": YARN, "sliding_attention": THETA},
+    ),
+    "gpt-oss": lambda: t.GptOssConfig(
+        **LAYERED, num_local_experts=5, num_experts_per_tok=2, swiglu_limit=0.5
+    ),
+    "gpt-oss-plain": lambda: t.GptOssConfig(
+        **LAYERED, layer_types=MIXED, num_local_experts=3, num_experts_per_tok=3,
+        attention_bias=False, rope_parameters=THETA,
+    ),
     "falcon-one-key": lambda: t.FalconConfig(**FALCON),
     "falcon-new": lambda: t.FalconConfig(**FALCON, num_kv_heads=2, new_decoder_architecture=True),
     "falcon-new-one-norm": lambda: t.FalconConfig(
