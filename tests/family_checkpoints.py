@@ -29,6 +29,8 @@ GPT2 |= {"bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 0}
 
 # Layers that differ: four of them, windows of 8, heads whose size is not hidden_size / heads.
 DEEP = {**SHARED, "num_hidden_layers": 4}
+DELTA = {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8}
+DELTA |= {"linear_value_head_dim": 6, "rms_norm_eps": 1e-2}
 LAYERED = {**DEEP, "sliding_window": 8, "head_dim": 12}
 LINEAR = {"rope_type": "linear", "factor": 4.0, "rope_theta": 1e6}
 BY_LAYER = {"full_attention": LINEAR, "sliding_attention": THETA}
@@ -55,6 +57,12 @@ CONFIGS = {
         tie_word_embeddings=False, attention_bias=True,
     ),
     "gemma3-bare": lambda: t.Gemma3TextConfig(**LAYERED, sliding_window_pattern=2),
+    "qwen3-5": lambda: t.Qwen3_5TextConfig(**DEEP, head_dim=16, **DELTA),
+    "qwen3-5-mixed": lambda: t.Qwen3_5TextConfig(
+        **DEEP, head_dim=12, **{**DELTA, "linear_num_value_heads": 2}, attention_bias=True,
+        layer_types=["full_attention", "linear_attention"] * 2, linear_conv_kernel_dim=2,
+        rope_parameters={**THETA, "partial_rotary_factor": 0.5, "mrope_section": [2, 1, 0]},
+    ),
     "smollm3": lambda: t.SmolLM3Config(**DEEP),
     "smollm3-biased": lambda: t.SmolLM3Config(
         **DEEP, no_rope_layers=[0, 1, 1, 0], attention_bias=True, mlp_bias=True, head_dim=12,

@@ -80,6 +80,7 @@ FAMILIES: MutableMapping[str, Family | str] = {
     "qwen3": f"{_OURS}.qwen:QWEN3",
     "gemma": f"{_OURS}.gemma:GEMMA",
     "gemma3_text": f"{_OURS}.gemma3:GEMMA3",
+    "qwen3_5_text": f"{_OURS}.qwen35:QWEN35",
     "smollm3": f"{_OURS}.smollm3:SMOLLM3",
     "olmo2": f"{_OURS}.olmo:OLMO2",
     "olmo3": f"{_OURS}.olmo:OLMO3",

@@ -266,6 +266,8 @@ def _read_rope(found: dict[str, Any], data: Mapping[str, Any], family: Family) -
         if value is not None and key in SCALING:
             check_kind(f"rope_parameters: {key}", value, SCALING[key])
     both = {key: value for key, value in both.items() if value is not None}
+    if found["model_type"].endswith("_text"):  # the three axes of pictures are one in a text
+        both = {k: v for k, v in both.items() if k not in ("mrope_section", "mrope_interleaved")}
     outer = data.get("rope_theta")
     theta = both.pop("rope_theta", outer)
     if theta is None:
@@ -300,7 +302,8 @@ def _read_rope(found: dict[str, Any], data: Mapping[str, Any], family: Family) -
 def _read_window(found: dict[str, Any], family: Family) -> None:
     """A window that the file does not use goes. Raises: ValueError for one of some layers only."""
     if "layer_types" in (family.config or ModelConfig).__dataclass_fields__:
-        kinds = found.get("layer_types", ["sliding_attention"])
+        windows = hasattr(family.config, "has_window")
+        kinds = found.get("layer_types", ["sliding_attention"] if windows else [])
         if found.get("sliding_window") is None and "sliding_attention" in kinds:
             raise ValueError("layers read a window, but sliding_window is not given")
         return

@@ -27,7 +27,7 @@ _IGNORED = re.compile(r"(\.attn\.(masked_)?bias|rotary_emb\.inv_freq)$")
 
 # Of a model that also sees pictures: how files name the part for texts, and what else is there.
 _TEXT = re.compile(r"^(model\.language_model|language_model\.model)\.|^language_model\.(?=lm_head)")
-_PICTURES = re.compile(r"^(model\.)?(vision_tower|multi_modal_projector|visual)\.")
+_PICTURES = re.compile(r"^(model\.)?(vision_tower|multi_modal_projector|visual|mtp)\.")
 
 
 def _names(config: ModelConfig) -> list[tuple[str, str]]:

@@ -15,6 +15,7 @@ from family_checkpoints import LAYERED, LINEAR, THETA, make, ragged
 from safetensors.torch import load_file, save_file
 
 from minillm.beyond.export.step import DecodingStep, decode, export_step
+from minillm.beyond.families.qwen35 import delta_rule
 from minillm.config import ModelConfig
 from minillm.deeper.pretrained.load import from_pretrained
 from minillm.generation import generate
@@ -83,6 +84,13 @@ TURNED = {
         {"swiglu_alpha": 0.5},
         {"rms_norm_eps": 0.1},
     ],
+    "qwen3-5": [
+        {"rope_parameters": {**THETA, "partial_rotary_factor": 1.0}},
+        {"rope_parameters": {**THETA, "partial_rotary_factor": 0.25}},
+        {"rope_parameters": GONE, "rope_theta": 500.0},
+        {"rms_norm_eps": 0.1},
+        {"hidden_act": "gelu"},
+    ],
     "gpt-oss-plain": [{"rope_parameters": GONE}, {"swiglu_alpha": 0.5}],
 }  # fmt: skip
 REFUSED = {
@@ -105,6 +113,11 @@ REFUSED = {
         ({"no_rope_layers": [1, 0, 2, 1]}, "no_rope_layers must be a list, each a whole number"),
     ],
     "olmo3": [({"rope_parameters": THETA}, "rope_parameters of olmo3 go by layer: no 'rope_type'")],
+    "qwen3-5": [
+        ({"layer_types": ["full_attention"]}, "1 layer_types, but num_hidden_layers is 4"),
+        ({"layer_types": [WINDOW] * 4}, "layer_types must be a list, each linear_attention or"),
+        ({"linear_num_value_heads": 3}, "linear_num_value_heads 3 do not share 2 key heads"),
+    ],
     "gpt-oss": [
         ({"quantization_config": {"quant_method": "mxfp4"}}, "'mxfp4'.* quantized weights"),
         ({"num_experts_per_tok": 6}, "6"),
@@ -168,6 +181,10 @@ BARE = {
     "olmo2": (transformers.Olmo2Config, SIZES | HEADS),
     "olmo3": (transformers.Olmo3Config, SIZES | HEADS),
     "gpt_oss": (transformers.GptOssConfig, SIZES | HEADS),
+    "qwen3_5_text": (
+        transformers.Qwen3_5TextConfig,
+        SIZES | HEADS | {"full_attention_interval": 3},
+    ),
 }
 
 
@@ -181,9 +198,10 @@ def test_absent_keys_mean_what_transformers_takes_them_to_mean(kind):
     numbers, layers = [], range(bare.num_hidden_layers)
     for config in (bare, full):
         said = {k: v for k, v in vars(config).items() if k[-9:] != "_token_id"}
-        for key, of_layer in (("layer_types", "has_window"), ("no_rope_layers", "turns")):
-            if said.pop(key, None) or hasattr(config, of_layer):  # a list, or the usual pattern
-                said[key] = [*map(getattr(config, of_layer), layers)]
+        for key in ("layer_types", "no_rope_layers"):  # a list, or the usual pattern
+            said.pop(key, None)
+        for of_layer in {"has_window", "turns", "has_state"} & {*dir(config)}:
+            said[of_layer] = [*map(getattr(config, of_layer), layers)]
         numbers.append(said)
     assert numbers[0] == numbers[1]
 
@@ -222,6 +240,28 @@ def test_an_exported_step_and_a_packed_copy(folder_of):
         assert torch.equal(decode(each, prompt, step.empty(), max_new_tokens=12), expected)
     with pytest.raises(ValueError, match=r"gemma3_text .* cannot be packed: layers\.0 is a Sandw"):
         model.packed()
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 7, 64])
+def test_a_state_that_corrects_itself_in_chunks(chunk):
+    """Against the rule as its paper writes it, position by position."""
+    generator = torch.Generator().manual_seed(0)
+
+    def draw(*shape):
+        return torch.randn(2, 3, *shape, generator=generator, dtype=torch.float64)
+
+    q, k, v, decay, beta, state = (
+        draw(*s) for s in ((37, 5), (37, 5), (37, 4), (37,), (37,), (5, 4))
+    )
+    k, decay, beta = k / k.norm(dim=-1, keepdim=True), -decay.abs(), beta.sigmoid()
+    found, last = delta_rule(q, k, v, decay, beta, state, chunk)
+    for t in range(37):
+        state = state * decay[:, :, t].exp()[..., None, None]
+        wrong = v[:, :, t] - torch.einsum("bhde,bhd->bhe", state, k[:, :, t])
+        state = state + k[:, :, t, :, None] * (beta[:, :, t, None] * wrong)[:, :, None]
+        expected = torch.einsum("bhde,bhd->bhe", state, q[:, :, t])
+        torch.testing.assert_close(found[:, :, t], expected)
+    torch.testing.assert_close(last, state)
 
 
 @pytest.mark.parametrize("older", [False, True])
