@@ -198,7 +198,7 @@ def test_absent_keys_mean_what_transformers_takes_them_to_mean(kind):
     numbers, layers = [], range(bare.num_hidden_layers)
     for config in (bare, full):
         said = {k: v for k, v in vars(config).items() if k[-9:] != "_token_id"}
-        for key in ("layer_types", "no_rope_layers"):  # a list, or the usual pattern
+        for key in ("layer_types", "no_rope_layers", "full_attention_interval"):  # lists, patterns
             said.pop(key, None)
         for of_layer in {"has_window", "turns", "has_state"} & {*dir(config)}:
             said[of_layer] = [*map(getattr(config, of_layer), layers)]
