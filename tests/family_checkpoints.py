@@ -33,8 +33,9 @@ DELTA = {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_hea
 DELTA |= {"linear_value_head_dim": 6, "rms_norm_eps": 1e-2}
 LAYERED = {**DEEP, "sliding_window": 8, "head_dim": 12}
 LINEAR = {"rope_type": "linear", "factor": 4.0, "rope_theta": 1e6}
-BY_LAYER = {"full_attention": LINEAR, "sliding_attention": THETA}
-MIXED = ["full_attention", "sliding_attention", "sliding_attention", "full_attention"]
+FULL, WINDOW = "full_attention", "sliding_attention"
+BY_LAYER = {FULL: LINEAR, WINDOW: THETA}
+MIXED = [FULL, WINDOW, WINDOW, FULL]
 
 t = transformers
 CONFIGS = {
@@ -73,7 +74,7 @@ CONFIGS = {
     "olmo3": lambda: t.Olmo3Config(**LAYERED),
     "olmo3-yarn": lambda: t.Olmo3Config(
         **LAYERED, layer_types=MIXED, attention_bias=True,
-        rope_parameters={"full_attention": YARN, "sliding_attention": THETA},
+        rope_parameters={FULL: YARN, WINDOW: THETA},
     ),
     "gpt-oss": lambda: t.GptOssConfig(
         **LAYERED, num_local_experts=5, num_experts_per_tok=2, swiglu_limit=0.5
@@ -196,6 +197,7 @@ _OURS = {"vocab_size": 64, "hidden_size": 16, "num_hidden_layers": 2, "num_atten
 _OURS |= {"intermediate_size": 24, "max_position_embeddings": 64}
 _MLA = {"kv_lora_rank": 8, "qk_nope_head_dim": 4, "qk_rope_head_dim": 4, "v_head_dim": 4}
 _EXPERTS = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 10}
+_OSS = {"num_experts": 4, "num_experts_per_tok": 2}
 _GROUPS = {"n_group": 3, "topk_group": 2, "n_shared_experts": 1, "first_k_dense_replace": 1}
 _STATES_ONLY = {"num_attention_heads": None, "intermediate_size": None}
 FAMILY_CONFIGS = {
@@ -207,6 +209,12 @@ FAMILY_CONFIGS = {
         "qwen2": {"model_type": "qwen2", "num_key_value_heads": 1},
         "qwen3": {"model_type": "qwen3", "head_dim": 8},
         "gemma": {"model_type": "gemma"},
+        "gemma3": {"model_type": "gemma3_text", "sliding_window": 4, "sliding_window_pattern": 2},
+        "smollm3": {"model_type": "smollm3", "no_rope_layer_interval": 2},
+        "olmo2": {"model_type": "olmo2"},
+        "olmo3": {"model_type": "olmo3", "sliding_window": 4, "layer_types": (WINDOW, FULL)},
+        "gpt_oss": {"model_type": "gpt_oss", **_OSS, "sliding_window": 4},
+        "qwen3_5": {"model_type": "qwen3_5_text", "partial_rotary_factor": 0.5, **DELTA},
         "gpt2": {"model_type": "gpt2"},
         "falcon": {"model_type": "falcon", "num_key_value_heads": 1},
         "deepseek_v3": {"model_type": "deepseek_v3", **_MLA},

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from minillm.attention import attention, causal_mask
+from minillm.beyond.experts.grouped import grouped_linear
 from minillm.beyond.experts.routing import check_experts
 from minillm.beyond.families.layered import LayeredConfig, LayeredDecoder
 from minillm.config import UNSET
@@ -45,6 +46,10 @@ class GptOssConfig(LayeredConfig):
         super().check()
         check_given(self, "num_experts")
         check_experts(self.num_experts, self.num_experts_per_tok, 1, 1)
+
+    def is_sparse(self, layer: int) -> bool:
+        """Whether experts, of which each token uses a few, are this layer's feed-forward block."""
+        return True
 
 
 class SinkAttention(MultiHeadAttention):
@@ -100,7 +105,7 @@ class SinkAttention(MultiHeadAttention):
 class Blocks(nn.Module):
     """Experts with biases: gates and values take turns, both are clamped, the value grows by 1.
 
-    Shape: x (N, C), weights (N, E), 0 where an expert was not chosen -> (N, C).
+    Shape: x (N, C), indices and weights (N, k) -> (N, C).
     """
 
     def __init__(self, c: GptOssConfig) -> None:
@@ -117,24 +122,27 @@ class Blocks(nn.Module):
         self.gate_up_proj_bias.zero_()
         self.down_proj_bias.zero_()
 
-    def expert(self, e: int, x: Tensor) -> Tensor:
-        """What expert `e` makes of these rows: (N, C) -> (N, C)."""
-        hidden = x @ self.gate_up_proj[e] + self.gate_up_proj_bias[e]
-        gate, up = hidden[:, ::2].clamp(max=self.limit), hidden[:, 1::2]
-        up = up.clamp(-self.limit, self.limit)
-        y = (up + 1) * gate * torch.sigmoid(gate * self.alpha)
-        return y @ self.down_proj[e] + self.down_proj_bias[e]
+    def gated(self, x: Tensor) -> Tensor:
+        """(..., 2F) -> (..., F)."""
+        gate, up = x[..., ::2].clamp(max=self.limit), x[..., 1::2].clamp(-self.limit, self.limit)
+        return (up + 1) * gate * torch.sigmoid(gate * self.alpha)
 
-    def forward(self, x: Tensor, weights: Tensor) -> Tensor:
-        out = torch.zeros_like(x)
+    def forward(self, x: Tensor, indices: Tensor, weights: Tensor) -> Tensor:
+        gate_up, down = self.gate_up_proj, self.down_proj
+        biases = self.gate_up_proj_bias, self.down_proj_bias
         if torch.compiler.is_compiling() or x.is_meta:  # no shape may depend on the choice
-            for e in range(len(self.down_proj)):
-                out = out + self.expert(e, x) * weights[:, e, None]
-            return out
-        for e in weights.sum(0).nonzero().flatten().tolist():
-            rows = weights[:, e].nonzero().flatten()
-            out = out.index_add(0, rows, self.expert(e, x[rows]) * weights[rows, e, None])
-        return out
+            dense = weights.new_zeros(len(x), len(down)).scatter(1, indices, weights)  # (N, E)
+            y = self.gated(x @ gate_up + biases[0][:, None]) @ down + biases[1][:, None]
+            return (y * dense.t()[..., None]).sum(0).to(x.dtype)
+        chosen = indices.flatten()  # from here on as in `beyond.experts.moe.Experts`
+        order = chosen.argsort(stable=True)
+        tokens, expert = order // indices.shape[1], chosen.index_select(0, order)
+        load = chosen.new_zeros(len(down)).index_add(0, chosen, torch.ones_like(chosen))
+        counts, each = load.tolist(), [bias.index_select(0, expert) for bias in biases]
+        y = grouped_linear(x.index_select(0, tokens), gate_up.mT, counts) + each[0]
+        y = grouped_linear(self.gated(y), down.mT, counts) + each[1]
+        y = y * weights.flatten().index_select(0, order)[:, None]
+        return torch.zeros_like(x, dtype=y.dtype).index_add(0, tokens, y).to(x.dtype)
 
 
 class OssExperts(nn.Module):
@@ -155,10 +163,8 @@ class OssExperts(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         rows = x.flatten(0, -2)
-        logits = self.router(rows)  # (N, E)
-        best, chosen = logits.topk(self.k, -1)
-        weights = torch.zeros_like(logits).scatter(1, chosen, best.softmax(-1).to(x.dtype))
-        return self.blocks(rows, weights).view_as(x)
+        best, chosen = self.router(rows).topk(self.k, -1)
+        return self.blocks(rows, chosen, best.softmax(-1)).view_as(x)
 
     def active_weights(self) -> int:
         """Numbers of experts that one token is multiplied with."""
