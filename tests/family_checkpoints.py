@@ -27,6 +27,16 @@ FALCON = {**SMALL, "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 0}
 GPT2 = {"vocab_size": 97, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 128}
 GPT2 |= {"bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 0}
 
+# Layers that differ: four of them, windows of 8, heads whose size is not hidden_size / heads.
+DEEP = {**SHARED, "num_hidden_layers": 4}
+DELTA = {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8}
+DELTA |= {"linear_value_head_dim": 6, "rms_norm_eps": 1e-2}
+LAYERED = {**DEEP, "sliding_window": 8, "head_dim": 12}
+LINEAR = {"rope_type": "linear", "factor": 4.0, "rope_theta": 1e6}
+FULL, WINDOW = "full_attention", "sliding_attention"
+BY_LAYER = {FULL: LINEAR, WINDOW: THETA}
+MIXED = [FULL, WINDOW, WINDOW, FULL]
+
 t = transformers
 CONFIGS = {
     "gpt2": lambda: t.GPT2Config(**GPT2),
@@ -43,6 +53,36 @@ CONFIGS = {
     ),
     "qwen3": lambda: t.Qwen3Config(**SHARED, head_dim=16, tie_word_embeddings=True),
     "gemma": lambda: t.GemmaConfig(**SHARED, head_dim=16),
+    "gemma3": lambda: t.Gemma3TextConfig(
+        **LAYERED, layer_types=MIXED, query_pre_attn_scalar=20, rope_parameters=BY_LAYER,
+        tie_word_embeddings=False, attention_bias=True,
+    ),
+    "gemma3-bare": lambda: t.Gemma3TextConfig(**LAYERED, sliding_window_pattern=2),
+    "qwen3-5": lambda: t.Qwen3_5TextConfig(**DEEP, head_dim=16, **DELTA),
+    "qwen3-5-mixed": lambda: t.Qwen3_5TextConfig(
+        **DEEP, head_dim=12, **{**DELTA, "linear_num_value_heads": 2}, attention_bias=True,
+        layer_types=["full_attention", "linear_attention"] * 2, linear_conv_kernel_dim=2,
+        rope_parameters={**THETA, "partial_rotary_factor": 0.5, "mrope_section": [2, 1, 0]},
+    ),
+    "smollm3": lambda: t.SmolLM3Config(**DEEP),
+    "smollm3-biased": lambda: t.SmolLM3Config(
+        **DEEP, no_rope_layers=[0, 1, 1, 0], attention_bias=True, mlp_bias=True, head_dim=12,
+        tie_word_embeddings=False, rope_parameters=LINEAR,
+    ),
+    "olmo2": lambda: t.Olmo2Config(**DEEP, rope_parameters=THETA),
+    "olmo2-biased": lambda: t.Olmo2Config(**DEEP, attention_bias=True, head_dim=12),
+    "olmo3": lambda: t.Olmo3Config(**LAYERED),
+    "olmo3-yarn": lambda: t.Olmo3Config(
+        **LAYERED, layer_types=MIXED, attention_bias=True,
+        rope_parameters={FULL: YARN, WINDOW: THETA},
+    ),
+    "gpt-oss": lambda: t.GptOssConfig(
+        **LAYERED, num_local_experts=5, num_experts_per_tok=2, swiglu_limit=0.5
+    ),
+    "gpt-oss-plain": lambda: t.GptOssConfig(
+        **LAYERED, layer_types=MIXED, num_local_experts=3, num_experts_per_tok=3,
+        attention_bias=False, rope_parameters=THETA,
+    ),
     "falcon-one-key": lambda: t.FalconConfig(**FALCON),
     "falcon-new": lambda: t.FalconConfig(**FALCON, num_kv_heads=2, new_decoder_architecture=True),
     "falcon-new-one-norm": lambda: t.FalconConfig(
@@ -157,6 +197,7 @@ _OURS = {"vocab_size": 64, "hidden_size": 16, "num_hidden_layers": 2, "num_atten
 _OURS |= {"intermediate_size": 24, "max_position_embeddings": 64}
 _MLA = {"kv_lora_rank": 8, "qk_nope_head_dim": 4, "qk_rope_head_dim": 4, "v_head_dim": 4}
 _EXPERTS = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 10}
+_OSS = {"num_experts": 4, "num_experts_per_tok": 2}
 _GROUPS = {"n_group": 3, "topk_group": 2, "n_shared_experts": 1, "first_k_dense_replace": 1}
 _STATES_ONLY = {"num_attention_heads": None, "intermediate_size": None}
 FAMILY_CONFIGS = {
@@ -168,6 +209,12 @@ FAMILY_CONFIGS = {
         "qwen2": {"model_type": "qwen2", "num_key_value_heads": 1},
         "qwen3": {"model_type": "qwen3", "head_dim": 8},
         "gemma": {"model_type": "gemma"},
+        "gemma3": {"model_type": "gemma3_text", "sliding_window": 4, "sliding_window_pattern": 2},
+        "smollm3": {"model_type": "smollm3", "no_rope_layer_interval": 2},
+        "olmo2": {"model_type": "olmo2"},
+        "olmo3": {"model_type": "olmo3", "sliding_window": 4, "layer_types": (WINDOW, FULL)},
+        "gpt_oss": {"model_type": "gpt_oss", **_OSS, "sliding_window": 4},
+        "qwen3_5": {"model_type": "qwen3_5_text", "partial_rotary_factor": 0.5, **DELTA},
         "gpt2": {"model_type": "gpt2"},
         "falcon": {"model_type": "falcon", "num_key_value_heads": 1},
         "deepseek_v3": {"model_type": "deepseek_v3", **_MLA},

@@ -29,7 +29,11 @@ DEEPSEEK = {"model_type": "deepseek_v3", **MLA}
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model_type": "gpt5"}, "unknown model_type 'gpt5'; known are llama, mistral"),
+        (
+            {"model_type": "gpt5"},
+            "unknown model_type 'gpt5'; known .*; nearest is gpt2$",
+        ),
+        ({"model_type": "olmo"}, "; nearest is olmo[23]$"),
         ({"hidden_size": 18}, "hidden_size 18 does not divide into 4 heads"),
         ({"num_key_value_heads": 3}, "4 query heads do not share 3"),
         ({"intermediate_size": None}, "lacks intermediate_size"),

@@ -115,6 +115,8 @@ SIZES |= {"max_position_embeddings": 128}
 ATTENTION = {**SIZES, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 24}
 FOUR = {**ATTENTION, "num_hidden_layers": 4}
 STATE = {"state_size": 8, "num_heads": 4, "n_groups": 1, "chunk_size": 4}
+DELTA = {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8}
+DELTA |= {"linear_value_head_dim": 8, "rms_norm_eps": 1e-2}
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2}
 MLA = {"kv_lora_rank": 8, "qk_nope_head_dim": 4, "qk_rope_head_dim": 4, "v_head_dim": 4}
 KINDS = {
@@ -126,6 +128,11 @@ KINDS = {
     "falcon": {**ATTENTION, "num_key_value_heads": 1},
     "mixtral": {**ATTENTION, **EXPERTS},
     "deepseek_v3": {**ATTENTION, **MLA, "num_key_value_heads": 4},
+    "gemma3_text": {**FOUR, "sliding_window": 4, "sliding_window_pattern": 2},
+    "olmo3": {**FOUR, "sliding_window": 4},
+    "gpt_oss": {**FOUR, **EXPERTS, "sliding_window": 4},
+    "smollm3": FOUR,
+    "qwen3_5_text": {**FOUR, **DELTA},
     "mamba": {**SIZES, "state": {"state_size": 8}},
     "mamba2": {**SIZES, "state": STATE},
     "bamba": {**FOUR, "state": STATE, "attn_layer_indices": (0, 2)},  # a state stands last
@@ -147,7 +154,7 @@ KINDS = {
     "llama:dynamic": {**ATTENTION, "rope_scaling": {"rope_type": "dynamic", "factor": 2.0}},
     **dict.fromkeys(OWN, ATTENTION),
 }
-STATES = {kind for kind in KINDS if kind.startswith(("mamba", "bamba"))}
+STATES = {kind for kind in KINDS if kind.startswith(("mamba", "bamba", "qwen3_5"))}
 # What is refused, and the words that name it; all else is right.
 PACKED = {
     **{kind: "layers.0 is a MambaLayer" for kind in STATES},
@@ -156,6 +163,8 @@ PACKED = {
     "bamba:attention": "runs its layers in its own way|PartialRotary",
     **{"gemma": "gelu", "gpt2": "gelu", "falcon": "gelu", "mixtral": "SparseMoeBlock"},
     "deepseek_v3": "MultiHeadLatentAttention",
+    **{"gemma3_text": "Sandwich", "olmo3": "PostNorm", "gpt_oss": "SinkAttention"},
+    "smollm3": "a SmolDecoder runs its layers in its own way",
     "own-forward": "a FirstUnturned runs its layers in its own way",
     "own-layers": "a NearAndFar runs its layers in its own way",
     "own-rotation": "rotary is a Doubled",
@@ -169,7 +178,8 @@ EXPORT = {
     "own-layers": "own-layers makes positions and masks in its own way",
     "llama:dynamic": "dynamic rope_scaling",
 }
-ISOLATED = {**EXPORT, "mistral": "a sliding window", "bamba:window": "a sliding window"}
+WINDOWS = ("mistral", "bamba:window", "gemma3_text", "olmo3", "gpt_oss")
+ISOLATED = {**EXPORT, **dict.fromkeys(WINDOWS, "a sliding window")}
 GUESSES = dict.fromkeys(STATES, "a state cannot go back")
 
 

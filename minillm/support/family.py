@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass, field, fields
+from difflib import get_close_matches
 from pkgutil import resolve_name
 from typing import Any, ClassVar, Self
 
@@ -78,6 +79,12 @@ FAMILIES: MutableMapping[str, Family | str] = {
     "qwen2": f"{_OURS}.qwen:QWEN2",
     "qwen3": f"{_OURS}.qwen:QWEN3",
     "gemma": f"{_OURS}.gemma:GEMMA",
+    "gemma3_text": f"{_OURS}.gemma3:GEMMA3",
+    "qwen3_5_text": f"{_OURS}.qwen35:QWEN35",
+    "smollm3": f"{_OURS}.smollm3:SMOLLM3",
+    "olmo2": f"{_OURS}.olmo:OLMO2",
+    "olmo3": f"{_OURS}.olmo:OLMO3",
+    "gpt_oss": f"{_OURS}.gpt_oss:GPT_OSS",
     "gpt2": f"{_OURS}.gpt2:GPT2",
     "falcon": f"{_OURS}.falcon:FALCON",
     "deepseek_v3": f"{_OURS}.deepseek_v3:DEEPSEEK_V3",
@@ -95,7 +102,10 @@ def family_of(model_type: Any) -> Family:
     Raises: ValueError, with the known names, if there is none, or if it is not where it should be.
     """
     if not isinstance(model_type, str) or model_type not in FAMILIES:
-        raise ValueError(f"unknown model_type {model_type!r:.60}; known are {', '.join(FAMILIES)}")
+        near = get_close_matches(str(model_type)[:60], FAMILIES, n=1)
+        nearest = f"; nearest is {near[0]}" if near else ""
+        known = f"known are {', '.join(FAMILIES)}{nearest}"
+        raise ValueError(f"unknown model_type {model_type!r:.60}; {known}")
     found = FAMILIES[model_type]
     if isinstance(found, str):
         try:

@@ -60,9 +60,9 @@ def open_cache(
 def cache_for(model: Any, kind: str, **sizes: Any) -> KVCache:
     """An empty cache of these sizes, or of those that the model's attention or layers want.
 
-    An attention says its own (heads, size of a key, size of a value) as `cache_shape`; a layer that
-    keeps something else makes the cache, with `make_cache(model, kind, sizes)`. The device is the
-    model's, and the dtype, inside `torch.autocast` that in which keys and values come.
+    An attention says its own (heads, size of a key, size of a value) as `cache_shape`; a stack or a
+    layer that keeps something else makes the cache: `make_cache(model, kind, sizes)`. The device is
+    the model's, and the dtype, inside `torch.autocast` that in which keys and values come.
     Raises: ValueError for a sliding cache where the model does read all the past.
     """
     from minillm.cache import make_cache
@@ -74,7 +74,8 @@ def cache_for(model: Any, kind: str, **sizes: Any) -> KVCache:
     attention = next((x.self_attn for x in layers if hasattr(x, "self_attn")), None)
     if own := getattr(attention, "cache_shape", None):
         sizes.update(zip(("num_kv_heads", "key_dim", "value_dim"), own, strict=True))
-    maker = next((x.make_cache for x in layers if hasattr(x, "make_cache")), None)
+    parts = [model.model, *layers]
+    maker = next((x.make_cache for x in parts if hasattr(x, "make_cache")), None)
     return make_cache(kind, **sizes) if maker is None else maker(model, kind, sizes)
 
 

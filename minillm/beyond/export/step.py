@@ -67,7 +67,10 @@ class DecodingStep(nn.Module):
             _Slots(k, v, here) for k, v in zip(keys.unbind(), values.unbind(), strict=True)
         ]
         filled = torch.where(slots <= position, slots, -1)
-        mask = build_mask(position, filled, window=self.lm.config.sliding_window)
+        decoder: Any = self.lm.model
+        mask: Any = build_mask(position, filled, window=decoder.config.sliding_window)
+        if getattr(decoder, "window", None) is not None:  # of some layers only
+            mask = decoder.with_window(mask, position, filled)
         logits = self.lm.run(input_ids, position[None], mask, False, cache, 1)
         keys = torch.stack([layer.keys for layer in cache])
         return logits[:, 0], keys, torch.stack([layer.values for layer in cache])

@@ -23,7 +23,7 @@ from minillm.support.checks.kinds import (
     list_of,
     whole,
 )
-from minillm.support.family import Family, family_of
+from minillm.support.family import FAMILIES, Family, family_of
 
 # Keys that change what some families compute: the values that we compute, and what others mean.
 # A family that does not read one (`Family.reads`) passes it over, as transformers does.
@@ -37,6 +37,7 @@ _SUPPORTED = {
     "is_encoder_decoder": ((False,), "an encoder beside the decoder"),
     "use_bidirectional_attention": ((False,), "attention to later tokens"),
     "quantization_config": ((), "quantized weights"),
+    "final_logit_softcapping": ((), "scores that are capped"),
     "scoring_func": (("sigmoid",), "scores of experts that are no sigmoids"),
     "topk_method": (("noaux_tc",), "groups of experts judged in another way"),
 }
@@ -92,7 +93,7 @@ _SILENT = {
     *"_model_name_or_path _commit_hash _attn_implementation _num_labels is_llama_config".split(),
     *"is_decoder tokenizer_class transformers.js_config unsloth_version unsloth_fixed".split(),
     *"hidden_activation chunk_size_feed_forward unk_token_id sep_token_id cls_token_id".split(),
-    *"mask_token_id decoder_start_token_id".split(),
+    *"mask_token_id decoder_start_token_id _sliding_window_pattern cache_implementation".split(),
     # what a call returns, what another task would name its classes
     *"output_hidden_states output_attentions return_dict_in_generate torchscript".split(),
     *"id2label label2id problem_type finetuning_task classifier_dropout".split(),
@@ -103,7 +104,7 @@ _SILENT = {
 }
 
 
-_GROUPS = "num_key_value_heads"
+_HEADS, _GROUPS = "num_attention_heads", "num_key_value_heads"
 
 
 def read_config(data: Mapping[str, Any]) -> dict[str, Any]:
@@ -113,6 +114,7 @@ def read_config(data: Mapping[str, Any]) -> dict[str, Any]:
     """
     if not isinstance(data, Mapping):
         raise ValueError(f"a config is a table of keys and values, not {data!r}")
+    data = _text_part(data)
     family = family_of(data.get("model_type"))
     config = family.config or ModelConfig
     known = {f.name for f in fields(config)}
@@ -125,14 +127,14 @@ def read_config(data: Mapping[str, Any]) -> dict[str, Any]:
     for key, value in found.items():
         if kind := {**_KINDS, **config.kinds}.get(key):
             check_kind(family.spelling.get(key, key), value, kind)
-    _check_sizes(found, family, config)
     spelled = {key: family.spelling.get(key, key) for key in family.usual.keys() - found.keys()}
     usual = {key: family.usual[key] for key, name in spelled.items() if name not in data}
-    if config.positions != "none" and found["num_attention_heads"] % usual.get(_GROUPS, 1):
+    _check_sizes(usual | found, family, config)
+    if config.positions != "none" and (usual | found)[_HEADS] % usual.get(_GROUPS, 1):
         del usual[_GROUPS]  # no model has so many: as many as there are queries
     found |= usual
     if config.positions == "rotary":
-        _read_rope(found, data, family)
+        _read_ropes(found, data, family)
     _read_window(found, family)
     foreign = {*family.unwritten.split(), *([] if family.windowed else ["sliding_window"])}
     passed = {}
@@ -145,6 +147,15 @@ def read_config(data: Mapping[str, Any]) -> dict[str, Any]:
     strange |= found.keys() - known - _SILENT
     _warn_of(strange | {key for key, value in passed.items() if _matters(config, key, value)})
     return {k: v for k, v in found.items() if k in known}
+
+
+def _text_part(data: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Of a model that also sees pictures, the part for texts; special ids may stand outside it."""
+    inner, kind = data.get("text_config"), f"{data.get('model_type')}_text"
+    if kind not in FAMILIES or not isinstance(inner, Mapping):
+        return data
+    ids = ("bos_token_id", "eos_token_id", "pad_token_id")
+    return {"model_type": kind, **inner, **{key: data[key] for key in ids if key in data}}
 
 
 def _spelled(
@@ -222,6 +233,25 @@ def _check_sizes(found: Mapping[str, Any], family: Family, config: type[ModelCon
         raise ValueError(f"a {found['model_type']} config lacks {', '.join(missing)}")
 
 
+def _read_ropes(found: dict[str, Any], data: Mapping[str, Any], family: Family) -> None:
+    """The rotation, and that of layers with a window where a family gives them one of their own."""
+    theta = getattr(family.config, "local_theta", None)
+    if theta is None:
+        return _read_rope(found, data, family)
+    tables = {key: table or {} for key, table in (data.get("rope_parameters") or {}).items()}
+    for key, table in tables.items():
+        if key not in ("full_attention", "sliding_attention"):
+            raise ValueError(f"rope_parameters of {found['model_type']} go by layer: no {key!r}")
+        check_kind(f"rope_parameters: {key}", table, TABLE)
+    base = found.pop("rope_local_base_freq", theta)
+    near = {"rope_theta": base, **tables.get("sliding_attention", {})}
+    local, one = {**found}, {**data, "rope_parameters": None}
+    _read_rope(local, {**one, "rope_scaling": near, "rope_theta": None}, family)
+    found["rope_local"] = {"rope_theta": local["rope_theta"], **(local["rope_scaling"] or {})}
+    all_past = {**tables.get("full_attention", {}), **(data.get("rope_scaling") or {})}
+    return _read_rope(found, {**one, "rope_scaling": all_past}, family)
+
+
 def _read_rope(found: dict[str, Any], data: Mapping[str, Any], family: Family) -> None:
     """One base and one scaling, from `rope_theta` and `rope_scaling` or from `rope_parameters`."""
     from minillm.deeper.attention.rope_scaling import scaling_keys
@@ -236,6 +266,8 @@ def _read_rope(found: dict[str, Any], data: Mapping[str, Any], family: Family) -
         if value is not None and key in SCALING:
             check_kind(f"rope_parameters: {key}", value, SCALING[key])
     both = {key: value for key, value in both.items() if value is not None}
+    if found["model_type"].endswith("_text"):  # the three axes of pictures are one in a text
+        both = {k: v for k, v in both.items() if k not in ("mrope_section", "mrope_interleaved")}
     outer = data.get("rope_theta")
     theta = both.pop("rope_theta", outer)
     if theta is None:
@@ -269,6 +301,12 @@ def _read_rope(found: dict[str, Any], data: Mapping[str, Any], family: Family) -
 
 def _read_window(found: dict[str, Any], family: Family) -> None:
     """A window that the file does not use goes. Raises: ValueError for one of some layers only."""
+    if "layer_types" in (family.config or ModelConfig).__dataclass_fields__:
+        windows = hasattr(family.config, "has_window")
+        kinds = found.get("layer_types", ["sliding_attention"] if windows else [])
+        if found.get("sliding_window") is None and "sliding_attention" in kinds:
+            raise ValueError("layers read a window, but sliding_window is not given")
+        return
     types = set(found.pop("layer_types", ()))
     first, usual = found.pop("max_window_layers", None), family.usual.get("max_window_layers")
     if usual is None or first is None:

@@ -33,6 +33,16 @@ _YARN = {
 }
 
 
+_YARN_OSS = {
+    "rope_type": "yarn",
+    "factor": 32.0,
+    "original_max_position_embeddings": 4096,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "truncate": False,
+}
+
+
 def _preset(kind: str, vocab: int, sizes: tuple[int, ...], **more: Any) -> dict[str, Any]:
     """`sizes`: C, F, layers, H, G."""
     keys = ["hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"]
@@ -104,6 +114,19 @@ PRESETS: dict[str, dict[str, Any]] = {
         "qwen3_moe", 151936, (2048, 6144, 48, 32, 4), max_position_embeddings=40960, rope_theta=1e6,
         head_dim=128, num_experts=128, num_experts_per_tok=8, moe_intermediate_size=768,
         norm_topk_prob=True, bos_token_id=151643, eos_token_id=151645,
+    ),
+    "gemma-3-270m": _preset(
+        "gemma3_text", 262144, (640, 2048, 18, 4, 1), head_dim=256, max_position_embeddings=32768,
+        sliding_window=512, bos_token_id=2, eos_token_id=1, pad_token_id=0,
+    ),
+    "smollm3-3b": _preset(
+        "smollm3", 128256, (2048, 11008, 36, 16, 4), max_position_embeddings=65536, rope_theta=5e6,
+        eos_token_id=128012,
+    ),
+    "gpt-oss-20b": _preset(
+        "gpt_oss", 201088, (2880, 2880, 24, 64, 8), head_dim=64, max_position_embeddings=131072,
+        sliding_window=128, rope_theta=150000.0, num_experts=32, num_experts_per_tok=4,
+        rope_scaling=_YARN_OSS, eos_token_id=200002,
     ),
 }  # fmt: skip
 

@@ -25,6 +25,11 @@ _TRANSPOSED = re.compile(r"\.(c_attn|c_proj|c_fc)\.weight$")  # GPT-2 stores (in
 _IGNORED = re.compile(r"(\.attn\.(masked_)?bias|rotary_emb\.inv_freq)$")
 
 
+# Of a model that also sees pictures: how files name the part for texts, and what else is there.
+_TEXT = re.compile(r"^(model\.language_model|language_model\.model)\.|^language_model\.(?=lm_head)")
+_PICTURES = re.compile(r"^(model\.)?(vision_tower|multi_modal_projector|visual|mtp)\.")
+
+
 def _names(config: ModelConfig) -> list[tuple[str, str]]:
     """Parts of names of weights, ours and theirs; most families use ours."""
     names = config.family.names
@@ -70,6 +75,10 @@ def read_weights(tensors: Mapping[str, Tensor], config: ModelConfig) -> dict[str
         theirs = name
         if _IGNORED.search(name) or _is_extra_layer(name, config):
             continue
+        if config.model_type.endswith("_text"):
+            if _PICTURES.match(name):
+                continue
+            name = _TEXT.sub(lambda found: "model." if found[1] else "", name)
         if config.model_type == "gpt2":
             tensor = tensor.t() if _TRANSPOSED.search(name) and tensor.dim() == 2 else tensor
             name = name if name.startswith(("transformer.", "lm_head.")) else f"transformer.{name}"

@@ -89,7 +89,7 @@ def test_cached_logits_one_shot_in_chunks_and_step_by_step(name, checkpoint):
     ours = CausalLM.from_pretrained(folder)
     ids, mask, positions = ragged()
     expected = theirs(ids, attention_mask=mask, position_ids=positions).logits[mask.bool()]
-    kinds = ["dynamic", "static"] + (["sliding"] if ours.config.sliding_window else [])
+    kinds = ["dynamic", "static", "paged"] + (["sliding"] if ours.config.sliding_window else [])
     for kind in kinds:
         for sizes in ([21], [7, 9, 5], [4] + [1] * 17):
             cache, found, end = ours.make_cache(kind, batch_size=3, max_length=32), [], 0
@@ -105,6 +105,7 @@ def test_cached_logits_one_shot_in_chunks_and_step_by_step(name, checkpoint):
 # The last product of each branch. Small ones let a token predict itself: dull texts test little.
 OUTWARD = ("o_proj.weight", "down_proj.weight", "c_proj.weight", "dense.weight", "4h_to_h.weight")
 OUTWARD += ("out_proj.weight",)
+NORMED = "post_feedforward_layernorm.weight"  # where there is one, whatever stands before it
 
 
 NEW = 32  # tokens: past the 32 positions of the scaled rotations, and four windows of 8
@@ -114,8 +115,11 @@ NEW = 32  # tokens: past the 32 positions of the scaled rotations, and four wind
 def lively(name, folder):
     """The named model with branches that count, so that what it writes does not repeat itself."""
     theirs = make(name, folder)
-    for key, weight in theirs.named_parameters():
-        weight.mul_(10 if key.endswith(OUTWARD) else 1)
+    weights = dict(theirs.named_parameters())
+    normed = any(key.endswith(NORMED) for key in weights)
+    for key, weight in weights.items():
+        if key.endswith(NORMED if normed else OUTWARD):
+            weight.mul_(30 if normed else 10)
     theirs.generation_config.eos_token_id = None
     theirs.save_pretrained(folder)
     return theirs, CausalLM.from_pretrained(folder)
