@@ -3,6 +3,8 @@
 Explained in deeper/10_four_bits.
 """
 
+# Built from notebooks/deeper/10_four_bits.ipynb: edit there, then make build.
+
 import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
@@ -15,6 +17,7 @@ from torch import Tensor, nn
 
 __all__ = [
     "FEW",
+    "GROUP",
     "SIZES",
     "FourBitMatrix",
     "StoredEmbedding",
@@ -95,6 +98,39 @@ def numbers(rows: Tensor, kind: str) -> Tensor:
     return torch.addcmul(least[..., None], levels.float(), scale[..., None]).flatten(1)
 
 
+def _product(x: Tensor, packed: Tensor, scales: Tensor) -> Tensor:
+    """The sum over x * (scale * (level - 8) + zero), a scale and a zero for 32 levels of a row.
+
+    Shape: x (T, in) bfloat16, of `pack` (out, in / 2) and (in / 32, out, 2) -> (T, out) bfloat16.
+    """
+    return torch.ops.aten._weight_int4pack_mm_for_cpu(x, packed, GROUP, scales)
+
+
+def pack(rows: Tensor, kind: str) -> tuple[Tensor, Tensor]:
+    """Levels of four bits in the order that torch's product wants, and what each 32 mean.
+
+    A level of eight bits is 16 * high + low: two matrices of four bits, side by side. To the rows
+    are added some of zeros, up to a multiple of 16.
+    Shape: (N, bytes) uint8 -> (N', K') levels, two in a byte, and (K'/32, N', 2) bfloat16.
+    """
+    count, size = SIZES[kind]
+    twice, N, K = 2 if kind == "Q8_0" else 1, len(rows) + -len(rows) % 16, rows.shape[1] // size
+    K *= count * twice
+    packed = torch.empty(N, K // 2, dtype=torch.uint8)
+    scales = torch.zeros(K // GROUP, N, 2, dtype=torch.bfloat16)
+    for i in range(0, N, 1024):  # the product's order wants whole numbers of four bytes
+        levels, scale, least = blocks(rows[i : i + 1024], kind)
+        levels, pairs = levels.flatten(1).int(), [(scale, least + 8 * scale)]
+        if twice == 2:
+            levels = torch.cat([levels >> 4, levels & 15], 1)
+            pairs = [(16 * scale, 0 * scale), (scale, least + 136 * scale)]
+        meanings = torch.cat([torch.stack(pair, -1) for pair in pairs], 1)  # (N, K'/32, 2)
+        scales[:, i : i + len(meanings)] = meanings.transpose(0, 1)
+        levels = F.pad(levels, (0, 0, 0, -len(levels) % 16))
+        packed[i : i + 1024] = torch.ops.aten._convert_weight_to_int4pack_for_cpu(levels, 1)
+    return packed, scales
+
+
 class StoredRows(nn.Module):
     """A matrix as the bytes of its rows. `weight` tells how many, dtype and device: no numbers.
 
@@ -165,40 +201,7 @@ class StoredLinear(StoredRows):
         return FourBitMatrix(linears, columns)
 
 
-def _product(x: Tensor, packed: Tensor, scales: Tensor) -> Tensor:
-    """The sum over x * (scale * (level - 8) + zero), a scale and a zero for 32 levels of a row.
-
-    Shape: x (T, in) bfloat16, of `pack` (out, in / 2) and (in / 32, out, 2) -> (T, out) bfloat16.
-    """
-    return torch.ops.aten._weight_int4pack_mm_for_cpu(x, packed, GROUP, scales)
-
-
-def pack(rows: Tensor, kind: str) -> tuple[Tensor, Tensor]:
-    """Levels of four bits in the order that torch's product wants, and what each 32 mean.
-
-    A level of eight bits is 16 * high + low: two matrices of four bits, side by side. To the rows
-    are added some of zeros, up to a multiple of 16.
-    Shape: (N, bytes) uint8 -> (N', K') levels, two in a byte, and (K'/32, N', 2) bfloat16.
-    """
-    count, size = SIZES[kind]
-    twice, N, K = 2 if kind == "Q8_0" else 1, len(rows) + -len(rows) % 16, rows.shape[1] // size
-    K *= count * twice
-    packed = torch.empty(N, K // 2, dtype=torch.uint8)
-    scales = torch.zeros(K // GROUP, N, 2, dtype=torch.bfloat16)
-    for i in range(0, N, 1024):  # the product's order wants whole numbers of four bytes
-        levels, scale, least = blocks(rows[i : i + 1024], kind)
-        levels, pairs = levels.flatten(1).int(), [(scale, least + 8 * scale)]
-        if twice == 2:
-            levels = torch.cat([levels >> 4, levels & 15], 1)
-            pairs = [(16 * scale, 0 * scale), (scale, least + 136 * scale)]
-        meanings = torch.cat([torch.stack(pair, -1) for pair in pairs], 1)  # (N, K'/32, 2)
-        scales[:, i : i + len(meanings)] = meanings.transpose(0, 1)
-        levels = F.pad(levels, (0, 0, 0, -len(levels) % 16))
-        packed[i : i + 1024] = torch.ops.aten._convert_weight_to_int4pack_for_cpu(levels, 1)
-    return packed, scales
-
-
-FEW = 32  # more rows are multiplied more quickly by decoded numbers
+FEW = 64  # more rows are multiplied more quickly by decoded numbers
 
 
 class FourBitMatrix(nn.Module):
