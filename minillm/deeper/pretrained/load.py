@@ -169,7 +169,7 @@ def _from_gguf(
         warnings.warn(f"{path}: {why}, so the weights become float32", stacklevel=5)
         return fill(model, gguf.read_weights(header, config), wanted, device).packed()
     if others := sorted(kinds - SIZES.keys()):
-        loss = "each number moves by at most 1/254 of the largest of its 32 neighbours"
+        loss = "each number moves by at most 1/220 of the largest of its 32 neighbours"
         warnings.warn(f"{path}: {', '.join(others)} become 8 bits: {loss}", stacklevel=5)
     model = fill(model, gguf.read_weights(header, config, matrices=False), wanted, device)
     return take_rows(model, gguf.read_rows(header, config, SIZES)).packed()
