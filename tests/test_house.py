@@ -67,7 +67,7 @@ LOOKS_UP = {
     "support": "beyond.families cache deeper.attention deeper.fast deeper.pretrained "
     "deeper.tokenizer deeper.training generation layers model",  # families, devices, doors
     "deeper.fast": "beyond.lora deeper.pretrained deeper.training",
-    "deeper.pretrained": "deeper.training",
+    "deeper.pretrained": "deeper.fast deeper.training",  # the kinds of bits that are kept
     "deeper.training": "deeper.pretrained",  # a checkpoint tells from_pretrained its model
     "beyond.lora": "deeper.pretrained",  # a layer's name in the family's files
     "cli": "bpe config deeper.generation deeper.pretrained deeper.tokenizer deeper.training "

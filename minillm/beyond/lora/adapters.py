@@ -23,9 +23,12 @@ def linear_layers(model: nn.Module) -> dict[str, list[str]]:
 
     Both are the same but for GPT-2 and Falcon, whose one matrix for queries, keys and values is
     three of ours.
+    Raises: ValueError for a packed model.
     """
     from minillm.deeper.pretrained.weights import layer_name
 
+    if hasattr(model, "packed_layers"):
+        raise ValueError("a PackedLM only generates: adapters go to the model it was made from")
     found: dict[str, list[str]] = {}
     for name, module in model.named_modules():
         if isinstance(module, nn.Linear) and not name.endswith((".lora_A", ".lora_B")):
@@ -106,8 +109,6 @@ def insert_adapters(
     """Put `LoRALinear` in the place of the chosen layers. Raises: ValueError before any is."""
     if first := next(iter(lora_layers(model)), None):
         raise ValueError(f"{first} has an adapter already: merge and remove_lora, or remove_lora")
-    if hasattr(model, "packed_layers"):
-        raise ValueError("a PackedLM only generates: adapters go to the model it was made from")
     layers = linear_layers(model)
     values = [settings[key] for key in ("rank", "alpha", "dropout")]
     for name in chosen:

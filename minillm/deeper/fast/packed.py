@@ -41,6 +41,7 @@ __all__ = [
     "Ways",
     "by_onednn",
     "choose_ways",
+    "glued",
     "in_halves",
     "measure_ways",
     "normalize",
@@ -133,6 +134,10 @@ class PackedMatrix(nn.Module):
         same = x.dtype == self.panels.dtype and not torch.is_autocast_enabled("cpu")
         return same and len(x) <= MOST_ROWS[x.dtype]
 
+    def reads(self, x: Tensor) -> bool:
+        """Whether a prompt of such rows x (N, in) goes by it: where oneDNN is the quicker one."""
+        return self.way(x) == "mkldnn"
+
     def way(self, x: Tensor) -> str:
         """How x (N, in) is multiplied."""
         w, way = self.weight, self.ways[len(x) > 1]
@@ -220,6 +225,8 @@ def choose_ways(weights: Sequence[Tensor], ways: Ways | str | None) -> Ways:
         where the matrices are not float32 on a CPU.
     """
     shapes = {tuple(w.shape): PLAIN for w in weights}
+    if not shapes and ways is None:
+        return {}
     others = {f"{w.dtype} on {w.device.type}" for w in weights} - {"torch.float32 on cpu"}
     if ways is None:
         return shapes if others else measure_ways(weights)
@@ -264,6 +271,17 @@ def normalized_product(
     return y if plus is None else y + plus
 
 
+def glued(linears: Sequence[Any], columns: Tensor | None = None) -> Any:
+    """One matrix of several, one above the other; `columns` multiplies what it multiplies.
+
+    Linears of another kind say themselves how that goes (`StoredLinear` of deeper/10_four_bits).
+    """
+    if hasattr(linears[0], "glue"):
+        return linears[0].glue(linears, columns)
+    weight = torch.cat([p.weight for p in linears])
+    return PackedMatrix(weight if columns is None else weight.mul_(columns))
+
+
 class PackedLayer(nn.Module):
     """One decoder layer in four products: qkv, out, gate and up, down.
 
@@ -289,14 +307,8 @@ class PackedLayer(nn.Module):
         qkv, gate_up = [a.q_proj, a.k_proj, a.v_proj], [m.gate_proj, m.up_proj]
         root = a.hidden_size**0.5
         first, second = layer.input_layernorm.weight, layer.post_attention_layernorm.weight
-        pieces = {
-            "qkv": torch.cat([p.weight for p in qkv]) * (first * root),
-            "out": a.o_proj.weight.clone(),
-            "gate_up": torch.cat([p.weight for p in gate_up]) * (second * root),
-            "down": m.down_proj.weight.clone(),
-        }
-        for name, weight in pieces.items():
-            self.add_module(name, PackedMatrix(weight))
+        self.qkv, self.out = glued(qkv, first * root), glued([a.o_proj])
+        self.gate_up, self.down = glued(gate_up, second * root), glued([m.down_proj])
         biases = {"qkv_bias": qkv, "out_bias": [a.o_proj], "gate_up_bias": gate_up}
         for name, linears in {**biases, "down_bias": [m.down_proj]}.items():
             given = linears[0].bias is not None
@@ -407,8 +419,9 @@ def other_part(model: CausalLM) -> str | None:
 class PackedLM(CausalLM):
     """A `CausalLM` for generation only: a packed copy of the weights, same interface and numbers.
 
-    Steps of one token use it, and prompts where oneDNN is quicker. The embedding is the model's
-    own. Who trains the model further packs it anew.
+    Steps of one token use it, and prompts where it is quicker. The embedding is the model's own.
+    Who trains the model further packs it anew. Matrices are of two kinds: float ones, and those of
+    a GGUF file whose few bits were kept (deeper/10_four_bits).
 
     `ways` says how matrices are multiplied (`WAYS`): for each shape, as another copy's `ways`, or
     one name for all. None: what is quickest here by the clock, which may differ the next time, and
@@ -434,16 +447,18 @@ class PackedLM(CausalLM):
         c = self.config = model.config
         check_merged(model, "a PackedLM copies matrices")
         lost = "packed() copies matrices and would leave it out"
-        check_unchanged(model, empty_model(CausalLM, c), lost, hooks=True)
+        built = empty_model(CausalLM, c)
+        for name, part in model.named_modules(remove_duplicate=False):
+            if hasattr(part, "stored_kind"):  # of a file's few bits: as they were read
+                built.set_submodule(name, part)
+        check_unchanged(model, built, lost, hooks=True)
         strange = other_part(model)
         if strange or ACTIVATIONS[c.hidden_act] is not F.silu:
             why = strange or "only silu is computed"
             raise ValueError(f"{c.model_type} with {c.hidden_act} cannot be packed: {why}")
         self.model, self.lm_head = model.model, model.lm_head
         self.packed_layers = nn.ModuleList(PackedLayer(layer) for layer in model.model.layers)
-        self.head = PackedMatrix(
-            model.lm_head.weight * (model.model.norm.weight * c.hidden_size**0.5)
-        )
+        self.head = glued([model.lm_head], model.model.norm.weight * c.hidden_size**0.5)
         matrices = [part for part in self.modules() if isinstance(part, PackedMatrix)]
         self.ways = choose_ways([matrix.weight for matrix in matrices], ways)
         for matrix in matrices:
@@ -482,7 +497,7 @@ class PackedLM(CausalLM):
         B, T = input_ids.shape
         x = self.model.embed(input_ids, position_ids).flatten(0, 1)  # (B * T, C)
         first: Any = self.packed_layers[0]
-        if T > 1 and first.gate_up.way(x) != "mkldnn":
+        if T > 1 and not first.gate_up.reads(x):
             return super().run(input_ids, position_ids, mask, is_causal, cache, logits_to_keep)
         rope = self.model.rotary(position_ids)  # type: ignore[misc]  # see other_part
         for i, layer in enumerate(self.packed_layers):

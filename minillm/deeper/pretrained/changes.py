@@ -59,7 +59,7 @@ def _change(part: nn.Module | None, wanted: nn.Module | None, hooks: bool) -> st
         return f"is not there, its config makes a {type(wanted).__name__}"
     if hooks and (part._forward_hooks or part._forward_pre_hooks):
         return "has a forward hook"
-    if hasattr(part, "lora_A"):
+    if part is wanted or hasattr(part, "lora_A"):
         return None
     if not same_class(type(part), type(wanted)):
         ours, theirs = (f"{type(p).__module__}.{type(p).__qualname__}" for p in (part, wanted))

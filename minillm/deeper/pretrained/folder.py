@@ -249,6 +249,9 @@ def state_of(layout: Layout, model: nn.Module) -> dict[str, Tensor]:
     from minillm.deeper.training.distributed import is_sharded
 
     check_merged(model, "only whole models can be saved so")
+    if stored := [name for name, part in model.named_modules() if hasattr(part, "stored_kind")]:
+        road = "copy that file, or open it without weights='as stored'"
+        raise ValueError(f"{stored[0]} holds what a GGUF file stores, which is not saved: {road}")
     if is_sharded(model):
         raise ValueError(
             "the model is sharded: gather it with distributed.whole_tensors, then save"

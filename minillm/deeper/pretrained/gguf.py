@@ -13,7 +13,7 @@ import os
 import re
 import struct
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -40,6 +40,7 @@ __all__ = [
     "our_name",
     "read_config",
     "read_header",
+    "read_rows",
     "read_tokenizer",
     "read_weights",
     "shapes",
@@ -517,18 +518,24 @@ def shapes(header: Header) -> dict[str, tuple[int, ...]]:
     return {ours: header.tensors[name].shape for name, ours in _names(header).items()}
 
 
-def read_weights(header: Header, config: ModelConfig) -> Iterator[tuple[str, Tensor]]:
-    """The weights under our names, as float32, one after another.
+def read_weights(
+    header: Header, config: ModelConfig, *, matrices: bool = True
+) -> Iterator[tuple[str, Tensor]]:
+    """The weights under our names, as float32, one after another; without matrices, if so asked.
 
     llama.cpp turns neighbours in Llama's heads: the rows of q and k are put back to halves.
     """
-    heads = {"attn_q": config.num_attention_heads, "attn_k": config.num_key_value_heads}
     for name, ours in _names(header).items():
-        tensor = _decoded(header, name)
-        part = name.split(".")[-2]
-        if config.model_type == "llama" and part in heads:
-            tensor = interleaved_to_half(tensor, heads[part])
-        yield ours, tensor
+        if matrices or len(header.tensors[name].shape) == 1:
+            yield ours, _in_halves(name, _decoded(header, name), config)
+
+
+def _in_halves(name: str, tensor: Tensor, config: ModelConfig) -> Tensor:
+    """The rows of a tensor of that name, in our order."""
+    heads = {"attn_q": config.num_attention_heads, "attn_k": config.num_key_value_heads}
+    part = name.split(".")[-2]
+    turned = config.model_type == "llama" and part in heads
+    return interleaved_to_half(tensor, heads[part]) if turned else tensor
 
 
 def _decoded(header: Header, name: str) -> Tensor:
@@ -538,6 +545,30 @@ def _decoded(header: Header, name: str) -> Tensor:
     rows = np.asarray(mapped).reshape(*stored.shape[:-1], -1)  # rows of bytes
     numbers = library.dequantize(rows, library.GGMLQuantizationType[stored.kind])
     return torch.from_numpy(np.array(numbers, np.float32))
+
+
+def read_rows(
+    header: Header, config: ModelConfig, kinds: Collection[str]
+) -> Iterator[tuple[str, Tensor, str]]:
+    """The matrices under our names, as the bytes of their rows and the kind of these.
+
+    Of another kind than `kinds` they are written anew, some rows at a time, as Q8_0: 8 bits and a
+    scale for 32 numbers. Shape: -> (N, bytes) uint8 each.
+    """
+    library = _library()
+    for name, ours in _names(header).items():
+        stored = header.tensors[name]
+        if len(stored.shape) < 2:
+            continue
+        data = np.fromfile(header.path, np.uint8, stored.num_bytes, offset=stored.start)
+        rows, kind = data.reshape(stored.shape[0], -1), stored.kind
+        if kind not in kinds:
+            theirs, kind = library.GGMLQuantizationType[kind], "Q8_0"
+            some = (rows[i : i + 256] for i in range(0, len(rows), 256))
+            pieces = (library.dequantize(piece, theirs) for piece in some)
+            q8 = library.GGMLQuantizationType.Q8_0
+            rows = np.concatenate([library.quantize(piece, q8) for piece in pieces])
+        yield ours, _in_halves(name, torch.from_numpy(rows), config), kind
 
 
 _LLAMA3_NAMES = ("llama-bpe", "llama3", "llama-v3")

@@ -51,6 +51,7 @@ def from_pretrained(
     dtype: torch.dtype | str | None = None,
     device: torch.device | str | None = None,
     revision: str | None = None,
+    weights: str | None = None,
 ) -> tuple[CausalLM, Any]:
     """The model and the tokenizer of a folder, a GGUF file or a repository.
 
@@ -67,11 +68,16 @@ def from_pretrained(
     `generation_config.json` says of end tokens holds. The model is in evaluation mode. A save of
     the folder that was interrupted is completed first, or read where it lies if the folder cannot
     be written.
-    Raises: ValueError if a weight is missing, unexpected or of another shape, each named, or if the
-        family is unknown; FileNotFoundError if there is no such folder and no hub to ask.
+
+    With `weights="as stored"` those of a GGUF file keep the few bits that they have there (of types
+    other than Q4_0, Q4_1, Q4_K and Q8_0 they get 8 bits, with a warning): a `PackedLM` on the CPU,
+    for generation only. Where torch has no product for them, they become float32, with a warning.
+    Raises: ValueError if a weight is missing, unexpected or of another shape, each named, if the
+        family is unknown, or for weights="as stored" of what is no GGUF file, or elsewhere than in
+        float32 on the CPU; FileNotFoundError if there is no such folder and no hub to ask.
     """
     wanted, place = read_dtype(dtype), local_place(name, revision)
-    model = _model_at(place, wanted, device)
+    model = _model_at(place, wanted, device, weights)
     try:
         tokenizer = tokenizer_of(place)
     except (ValueError, ImportError, OSError) as error:
@@ -89,19 +95,27 @@ def load_model(
     dtype: torch.dtype | str | None = None,
     device: torch.device | str | None = None,
     revision: str | None = None,
+    weights: str | None = None,
 ) -> CausalLM:
     """The model alone, as `from_pretrained` reads it; no tokenizer is opened, whatever it is."""
     wanted, place = read_dtype(dtype), local_place(name, revision)
-    return _model_at(place, wanted, device)
+    return _model_at(place, wanted, device, weights)
 
 
 def _model_at(
-    place: Path, wanted: torch.dtype | None, device: torch.device | str | None
+    place: Path, wanted: torch.dtype | None, device: torch.device | str | None, weights: str | None
 ) -> CausalLM:
+    if weights not in (None, "as stored"):
+        raise ValueError(f"unknown weights={weights!r:.60}: 'as stored', or None for float ones")
+    if weights and not place.is_file():
+        raise ValueError(f"weights='as stored' is for a GGUF file, and {place} is none")
+    if weights and (wanted or torch.float32, torch.device(device or "cpu").type) != _STORED:
+        found = f"{wanted or torch.float32} on {device or 'cpu'}"
+        raise ValueError(f"weights='as stored' are multiplied in float32 on cpu, not in {found}")
     if place.is_file():
-        return _from_gguf(place, wanted, device)
-    if found := _checkpoint(place):
-        return _from_checkpoint(found, wanted, device)
+        return _from_gguf(place, wanted, device, weights is not None)
+    if checkpoint := _checkpoint(place):
+        return _from_checkpoint(checkpoint, wanted, device)
     if resolve(place / "adapter_config.json").exists() and not (place / "config.json").exists():
         road = f"load_adapter(model, {str(place)!r}) puts it onto its model"
         raise FileNotFoundError(f"{place} has no config.json, it holds an adapter: {road}")
@@ -128,8 +142,11 @@ def _names_at_the_hub(name: Any, revision: str | None) -> list[str]:
     return []
 
 
+_STORED = (torch.float32, "cpu")
+
+
 def _from_gguf(
-    path: Path, wanted: torch.dtype | None, device: torch.device | str | None
+    path: Path, wanted: torch.dtype | None, device: torch.device | str | None, as_stored: bool
 ) -> CausalLM:
     from minillm.deeper.pretrained import gguf
 
@@ -141,7 +158,21 @@ def _from_gguf(
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
     model = fitting_model(LAYOUT, config, shapes, path)
-    return fill(model, gguf.read_weights(header, config), wanted, device)
+    if not as_stored:
+        return fill(model, gguf.read_weights(header, config), wanted, device)
+    from minillm.deeper.fast.four_bits import SIZES, four_bit_products, take_rows
+
+    kinds = {s.kind for s in header.tensors.values() if len(s.shape) > 1}
+    odd = [name for name, s in header.tensors.items() if len(s.shape) > 1 and s.shape[-1] % 32]
+    why = four_bit_products() or (f"{odd[0]!r:.80} has rows of no multiple of 32" if odd else None)
+    if why is not None:
+        warnings.warn(f"{path}: {why}, so the weights become float32", stacklevel=5)
+        return fill(model, gguf.read_weights(header, config), wanted, device).packed()
+    if others := sorted(kinds - SIZES.keys()):
+        loss = "each number moves by at most 1/220 of the largest of its 32 neighbours"
+        warnings.warn(f"{path}: {', '.join(others)} become 8 bits: {loss}", stacklevel=5)
+    model = fill(model, gguf.read_weights(header, config, matrices=False), wanted, device)
+    return take_rows(model, gguf.read_rows(header, config, SIZES)).packed()
 
 
 def _checkpoint(folder: Path) -> Path | None:

@@ -106,6 +106,8 @@ def check_training(model: Any, config: Any, optimizer: Any = None, run: Any = No
     made: Kind = road, lambda x: not isinstance(x, str | type)
     folder: Kind = "a Run, such as Run(folder)", lambda x: x is None or hasattr(x, "at_work")
     check_kind("model", model, module)
+    if hasattr(model, "packed_layers"):
+        raise ValueError("a PackedLM only generates: train the model that it was made from")
     check_kind("config", config, plan)
     check_kind("optimizer", optimizer, made)
     check_kind("run", run, folder)

