@@ -16,6 +16,7 @@ from minillm.config import ModelConfig
 from minillm.deeper.pretrained.load import from_pretrained, save_pretrained
 from minillm.generation import generate
 from minillm.model import CausalLM
+from minillm.support.family import FAMILIES
 
 
 @pytest.fixture(scope="module")
@@ -365,10 +366,13 @@ def test_an_unknown_architecture_is_refused_with_all_that_are_known(kind, checkp
     (tmp_path / "config.json").write_text(json.dumps({**config, "model_type": kind}))
     with pytest.raises(ValueError, match=f"unknown model_type {kind!r}; known are") as caught:
         from_pretrained(tmp_path)
-    assert set(str(caught.value).split("known are ")[1].split(", ")) == {
+    known, _, nearest = str(caught.value).split("known are ")[1].partition("; nearest is ")
+    assert set(known.split(", ")) == {
         *("gpt2", "llama", "mistral", "qwen2", "qwen3", "gemma", "falcon", "deepseek_v3"),
-        *("mixtral", "qwen3_moe", "mamba", "mamba2", "bamba"),
+        *("mixtral", "qwen3_moe", "mamba", "mamba2", "bamba", "gemma3_text", "smollm3"),
+        *("olmo2", "olmo3", "gpt_oss", "qwen3_5_text"),
     }
+    assert not nearest or nearest in FAMILIES
 
 
 @torch.no_grad()
