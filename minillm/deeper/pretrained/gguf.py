@@ -30,8 +30,9 @@ from minillm.deeper.attention.rope_layouts import interleaved_to_half
 from minillm.deeper.attention.rope_scaling import rope_frequencies
 from minillm.deeper.pretrained.weights import check_apart
 from minillm.deeper.tokenizer.foreign import ForeignTokenizer
-from minillm.deeper.tokenizer.hf_json import check_merges, unspell
+from minillm.deeper.tokenizer.hf_json import LONGEST_TOKEN, check_merges, unspell
 from minillm.deeper.tokenizer.patterns import SMOLLM_PATTERNS
+from minillm.deeper.tokenizer.wrapped import WrappedTokenizer
 
 __all__ = [
     "Header",
@@ -306,7 +307,7 @@ def _library() -> ModuleType:
 
 
 # Architectures whose weights we can read: llama.cpp's name, and ours.
-_ARCHITECTURES = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
+_ARCHITECTURES = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "gemma3": "gemma3_text"}
 
 # The config's keys, after the name of the architecture.
 _SIZES = {
@@ -323,6 +324,11 @@ _OPTIONAL = {
     "context_length": "max_position_embeddings",
     "rope.freq_base": "rope_theta",
     "vocab_size": "vocab_size",
+}
+
+# Those without which an architecture would be another model.
+_ITS_OWN = {
+    "gemma3": {"attention.sliding_window": "sliding_window", "rope.freq_base": "rope_theta"}
 }
 
 # Keys that may say only one thing: what we compute.
@@ -368,16 +374,17 @@ def read_config(header: Header) -> ModelConfig:
     ours = {
         key.removeprefix(f"{name}."): v for key, v in keys.items() if key.startswith(f"{name}.")
     }
-    if missing := [f"{name}.{key}" for key in _SIZES if key not in ours]:
+    needed = _SIZES | _ITS_OWN.get(name, {})
+    if missing := [f"{name}.{key}" for key in needed if key not in ours]:
         header.fail(f"it lacks {', '.join(missing)}")
-    found = {new: ours.pop(old) for old, new in (_SIZES | _OPTIONAL).items() if old in ours}
+    found = {new: ours.pop(old) for old, new in (_OPTIONAL | needed).items() if old in ours}
     found |= _found_in_tensors(header)
     found["bos_token_id"], found["pad_token_id"] = _id_of(header, "bos"), _id_of(header, "padding")
     if ends := _ends(header):
         found["eos_token_id"] = ends[0] if len(ends) == 1 else tuple(ends)
     try:
         config = ModelConfig(model_type=_ARCHITECTURES[name], **found)
-        config = _with_scaling(header, config)
+        config = _with_scale(_with_scaling(header, config))
     except ValueError as error:
         header.fail(str(error))
     for key in ("attention.value_length", "rope.dimension_count"):
@@ -467,6 +474,19 @@ def _with_scaling(header: Header, config: ModelConfig) -> ModelConfig:
     return replace(config, rope_scaling=scaling)
 
 
+def _with_scale(config: ModelConfig) -> ModelConfig:
+    """Of a Gemma 3 the number by whose root it divides scores, which no key of its files says.
+
+    It is a head's size; in the largest model, of 62 layers, C / heads.
+    Source: llama.cpp's src/llama-model.cpp, `f_attention_scale` of LLM_ARCH_GEMMA3.
+    """
+    if config.model_type != "gemma3_text":
+        return config
+    share = config.hidden_size / config.num_attention_heads
+    scale = share if config.num_hidden_layers == 62 else config.head_dim
+    return replace(config, query_pre_attn_scalar=scale)  # type: ignore[call-arg]
+
+
 # Names of weights, theirs -> ours.
 _NAMES = {
     "token_embd": "model.embed_tokens",
@@ -485,22 +505,31 @@ _NAMES = {
     "ffn_down": "mlp.down_proj",
 }
 
+# Gemma 3 has norms before and after each block.
+_SANDWICH = {
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
 
-def our_name(name: str) -> str:
+
+def our_name(name: str, architecture: str = "llama") -> str:
     """What we call a weight: blk.3.ffn_up.bias is model.layers.3.mlp.up_proj.bias.
 
     An unknown name stays as it is.
     """
+    names = _NAMES | (_SANDWICH if architecture == "gemma3" else {})
     match = re.fullmatch(r"(?:blk\.([0-9]{1,9})\.)?(\w+)\.(weight|bias)", name)
-    if match is None or match[2] not in _NAMES:
+    if match is None or match[2] not in names:
         return name
     layer = "" if match[1] is None else f"model.layers.{match[1]}."
-    return f"{layer}{_NAMES[match[2]]}.{match[3]}"
+    return f"{layer}{names[match[2]]}.{match[3]}"
 
 
 def _names(header: Header) -> dict[str, str]:
     """The weights' names, theirs and ours. Raises: ValueError if two of them are one to us."""
-    names = {name: our_name(name) for name in header.tensors if name != "rope_freqs.weight"}
+    kind = header.keys.get("general.architecture", "llama")
+    names = {name: our_name(name, kind) for name in header.tensors if name != "rope_freqs.weight"}
     try:
         check_apart(names.items())
     except ValueError as error:
@@ -523,11 +552,14 @@ def read_weights(
 ) -> Iterator[tuple[str, Tensor]]:
     """The weights under our names, as float32, one after another; without matrices, if so asked.
 
-    llama.cpp turns neighbours in Llama's heads: the rows of q and k are put back to halves.
+    llama.cpp turns neighbours in Llama's heads: the rows of q and k are put back to halves. Of
+    Gemma 3's norms it stores what they multiply by, which is 1 + weight.
     """
     for name, ours in _names(header).items():
         if matrices or len(header.tensors[name].shape) == 1:
-            yield ours, _in_halves(name, _decoded(header, name), config)
+            tensor = _in_halves(name, _decoded(header, name), config)
+            shifted = config.model_type == "gemma3_text" and name.endswith("norm.weight")
+            yield ours, tensor - 1 if shifted else tensor
 
 
 def _in_halves(name: str, tensor: Tensor, config: ModelConfig) -> Tensor:
@@ -582,36 +614,51 @@ _PATTERNS: dict[str, str | tuple[str, ...]] = {
     **dict.fromkeys(_LLAMA3_NAMES, LLAMA3_PATTERN),
 }
 
-_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED = 1, 2, 3, 4, 5  # tokenizer.ggml.token_type
+# tokenizer.ggml.token_type
+_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = 1, 2, 3, 4, 5, 6
 
 
-def read_tokenizer(header: Header) -> ForeignTokenizer | None:
-    """The tokenizer of a file's lists; None, and a warning, for SentencePiece's and other kinds.
+def read_tokenizer(header: Header) -> ForeignTokenizer | WrappedTokenizer | None:
+    """The tokenizer of a file's lists; None, and a warning, for kinds that we do not read.
 
+    SentencePiece's comes through the library tokenizers, if it puts no space before a text.
     Raises: ValueError if a list is missing or contradicts another, or if text would be cut in a way
-        that we do not know.
+        that we do not know; ImportError if that library is needed and missing.
     """
     ours = {k.removeprefix("tokenizer.ggml."): v for k, v in header.keys.items()}
-    kind = ours.get("model")
-    if kind != "gpt2":
+    kind, pieces = ours.get("model"), ours.get("model") == "llama"
+    pieces = pieces and ours.get("add_space_prefix") is False
+    if kind != "gpt2" and not pieces:
         if kind is not None:
             what = f"{header.path} has a tokenizer of the kind {kind!r:.40}: no tokenizer is read"
             warnings.warn(what, stacklevel=3)
         return None
     cut = ours.get("pre")
-    if not isinstance(cut, str) or cut not in _PATTERNS:
+    if not pieces and (not isinstance(cut, str) or cut not in _PATTERNS):
         known = ", ".join(_PATTERNS)
         header.fail(f"tokenizer.ggml.pre is {cut!r:.40}: we know how {known} cut text")
     if ours.get("add_eos_token"):
         header.fail("tokenizer.ggml.add_eos_token is not supported")
     try:
-        return _tokenizer(ours, cut)
+        return _pieces(ours) if pieces else _tokenizer(ours, str(cut))
     except ValueError as error:
         header.fail(str(error))
 
 
-def _tokenizer(ours: Mapping[str, Any], cut: str) -> ForeignTokenizer:
-    tokens, merges = (_strings(ours, key) for key in ("tokens", "merges"))
+@dataclass(frozen=True)
+class _Lists:
+    """Tokens with their ids, by kind; which of them are named; and what writes a conversation."""
+
+    plain: dict[str, int]
+    special: dict[str, int]
+    added: dict[str, int]
+    bytes: dict[str, int]
+    named: dict[str, str]
+    template: str | None
+
+
+def _lists(ours: Mapping[str, Any], tokens: Sequence[str], *, spelled: bool) -> _Lists:
+    """The tokens, sorted out; single bytes are among them if they are `spelled`, as in <0x0A>."""
     template = ours.get("tokenizer.chat_template")
     if template is not None and not isinstance(template, str):
         raise ValueError(f"tokenizer.chat_template must be a string, not {template!r:.40}")
@@ -619,55 +666,108 @@ def _tokenizer(ours: Mapping[str, Any], cut: str) -> ForeignTokenizer:
     if not isinstance(kinds, list | Values) or len(kinds) != len(tokens):
         raise ValueError(f"tokenizer.ggml.token_type does not fit {len(tokens):,} tokens")
     named: dict[str, str] = {}
-    for name in ("bos", "eos", "padding"):
+    for name in ("bos", "eos", "padding", *(["unknown"] if spelled else [])):
         i = ours.get(f"{name}_token_id")
         if i is not None and type(i) is not int:
             raise ValueError(f"tokenizer.ggml.{name}_token_id is {i!r:.40}, no token")
         if i is not None and 0 <= i < len(tokens):  # else passed over, as `read_config` tells
             named[name] = tokens[i]
-    plain: dict[str, int] = {}
-    special: dict[str, int] = {}
-    added: dict[str, int] = {}
+    found = _Lists({}, {}, {}, {}, named, template)
     for i, (token, kind) in enumerate(zip(tokens, kinds, strict=True)):
         if kind == _USER_DEFINED and token in _END_NAMES:
             kind = _CONTROL  # as llama.cpp has it: no text may end by spelling such a token
         if kind in (_CONTROL, _UNKNOWN) or token in named.values():
-            home = special
+            home = found.special
         elif kind in (_NORMAL, _USER_DEFINED):
-            home = plain if kind == _NORMAL else added
+            home = found.plain if kind == _NORMAL else found.added
+        elif kind == _BYTE and spelled:
+            home = found.bytes
         elif kind == _UNUSED:
             continue  # a row of the embedding that no token has
         else:
             raise ValueError(f"the token {token!r:.60} is of the kind {kind!r}: not supported")
         if home.setdefault(token, i) != i:
             raise ValueError(f"the token {token!r:.60} is there twice, as {home[token]} and as {i}")
-    ranks = {unspell(token): i for token, i in plain.items()}
-    check_merges(plain, _Pairs(merges), whole_words=cut in _LLAMA3_NAMES)
+    return found
+
+
+def _tokenizer(ours: Mapping[str, Any], cut: str) -> ForeignTokenizer:
+    tokens, merges = (_strings(ours, key) for key in ("tokens", "merges"))
+    found = _lists(ours, tokens, spelled=False)
+    named = found.named
+    ranks = {unspell(token): i for token, i in found.plain.items()}
+    check_merges(found.plain, _Pairs(merges), whole_words=cut in _LLAMA3_NAMES)
     return ForeignTokenizer(
         ranks,
         _PATTERNS[cut],
-        special,
-        added_tokens=added,
+        found.special,
+        added_tokens=found.added,
         bos_token=named.get("bos"),
         eos_token=named.get("eos"),
         pad_token=named.get("padding"),
         add_bos=bool(ours.get("add_bos_token", cut in _LLAMA3_NAMES)),
         normalizer="NFC" if cut == "qwen2" else None,
-        chat_template=template,
+        chat_template=found.template,
         drop_unknown_bytes=True,
         named_tokens={f"{name.removesuffix('ding')}_token": t for name, t in named.items()},
     )
 
 
+def _pieces(ours: Mapping[str, Any]) -> WrappedTokenizer:
+    """SentencePiece's, of which a file has no merges: of two neighbours that make a token those
+    are joined first whose token has the highest score.
+
+    Source: llama.cpp's src/llama-vocab.cpp, `llm_tokenizer_spm_session`.
+    """
+    try:
+        from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers
+    except ImportError:
+        raise ImportError("SentencePiece's needs a library: pip install tokenizers") from None
+    tokens, scores = _strings(ours, "tokens", _MOST_PIECES), ours.get("scores")
+    found = _lists(ours, tokens, spelled=True)
+    if not isinstance(scores, Values) or scores.text is not None or len(scores) != len(tokens):
+        raise ValueError(f"tokenizer.ggml.scores does not fit {len(tokens):,} tokens")
+    vocab = {**found.plain, **found.special, **found.added, **found.bytes}
+    if other := next((t for t, i in found.plain.items() if vocab[t] != i), None):
+        raise ValueError(f"the token {other!r:.60} is there as two kinds")
+    if (longest := max(map(len, found.plain), default=0)) > LONGEST_TOKEN:
+        raise ValueError(f"a token of {longest:,} characters: at most {LONGEST_TOKEN:,} are read")
+    own = {token: token for token in found.plain}  # each string once, however many merges have it
+    merges = [
+        (own[left], own[right])
+        for token in sorted(found.plain, key=lambda token: -scores[found.plain[token]])
+        for i in range(len(token) - 1, 0, -1)
+        if (left := token[:i]) in own and (right := token[i:]) in own
+    ]
+    unknown = found.named.pop("unknown", None)
+    model = models.BPE(vocab, merges, byte_fallback=True, fuse_unk=True, unk_token=unknown)
+    library = Tokenizer(model)
+    library.normalizer = normalizers.Replace(" ", "\u2581")
+    steps = [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()]
+    library.decoder = decoders.Sequence(steps)
+    library.add_special_tokens([AddedToken(t, normalized=False) for t in found.special])
+    library.add_tokens([AddedToken(t) for t in found.added])  # runs of spaces, as they are replaced
+    names = {f"{name.removesuffix('ding')}_token": t for name, t in found.named.items()}
+    all_names = names if unknown is None else {"unk_token": unknown, **names}
+    template = found.template
+    made = WrappedTokenizer(library, chat_template=template, named_tokens=all_names, **names)
+    if ours.get("add_bos_token", True) and made.bos_token is not None:
+        made.add_bos = True
+    return made
+
+
 # Published vocabularies of this kind have at most some 202,000 tokens. Each takes up to 850 bytes.
 _MOST_TOKENS = 220_000
 
+_MOST_PIECES = 270_000  # Gemma's have 262,144
 
-def _strings(ours: Mapping[str, Any], key: str) -> Sequence[str]:
+
+def _strings(ours: Mapping[str, Any], key: str, most: int | None = None) -> Sequence[str]:
     found = ours.get(key)
     if not isinstance(found, list | Values) or not all(isinstance(text, str) for text in found):
         raise ValueError(f"tokenizer.ggml.{key} must be a list of strings, not {found!r:.40}")
-    if len(found) > (most := _MOST_TOKENS * (2 if key == "merges" else 1)):
+    most = most or _MOST_TOKENS * (2 if key == "merges" else 1)
+    if len(found) > most:
         raise ValueError(f"tokenizer.ggml.{key} has {len(found):,} strings, more than {most:,}")
     return found
 

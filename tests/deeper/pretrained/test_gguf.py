@@ -1,12 +1,15 @@
 """GGUF files against transformers' own reader, numpy by the format, and damaged in every way."""
 
 import math
+import random
+import re
 import struct
 import subprocess
 import sys
 import tracemalloc
 import unicodedata
 import warnings
+from itertools import pairwise
 from pathlib import Path
 
 import gguf
@@ -260,6 +263,113 @@ def test_added_unused_and_missing_tokens(tmp_path):
     assert found.decode([trained.ranks[b"\x04"]]) == ""
 
 
+PIECES = "ab ba aba b\u2581 \u2581a \u2581ab bab aa é".split()
+
+
+def gemma_lists() -> dict:
+    """Scores and tokens as in Gemma's files: runs of spaces as such, bytes, letters, pieces."""
+    rows = [
+        ("<pad>", 3),
+        ("<eos>", 3),
+        ("<bos>", 3),
+        ("<unk>", 3),
+        ("\n", 4),
+        ("  ", 4),
+        ("   ", 4),
+        ("<b>", 4),
+    ]
+    rows += [(f"<0x{i:02X}>", 6) for i in range(256)]
+    rows += [(piece, 1) for piece in [*PIECES, *"ab<>/\u2581"]]
+    scores = [-1000.0 * (kind != 6) for _, kind in rows[:264]]
+    scores += [-float(i) for i in range(len(rows) - 264)]
+    found = {"model": "llama", "pre": "default", "add_space_prefix": False, "scores": scores}
+    found |= {"tokens": [token for token, _ in rows], "token_type": [kind for _, kind in rows]}
+    found |= {"bos_token_id": 2, "eos_token_id": 1, "unknown_token_id": 3, "padding_token_id": 0}
+    return {f"tokenizer.ggml.{key}": value for key, value in found.items()}
+
+
+def joined(text: str, lists: dict) -> list[int]:
+    """Ids by the rule itself: of all neighbours join those first whose token scores highest."""
+    tokens, scores, kinds = (
+        lists[f"tokenizer.ggml.{k}"] for k in ("tokens", "scores", "token_type")
+    )
+    score = {t: s for t, s, k in zip(tokens, scores, kinds, strict=True) if k == 1}
+    whole = [t.replace(" ", "\u2581") for t, k in zip(tokens, kinds, strict=True) if k == 4]
+    pattern = "|".join(sorted(map(re.escape, whole), key=len, reverse=True))
+    ids: list[int] = []
+    for part in filter(None, re.split(f"({pattern})", text.replace(" ", "\u2581"))):
+        pieces = [part] if part in whole else [*part]
+        while pairs := [
+            (score[a + b], -i) for i, (a, b) in enumerate(pairwise(pieces)) if a + b in score
+        ]:
+            i = -max(pairs)[1]
+            pieces[i : i + 2] = ["".join(pieces[i : i + 2])]
+        for piece in pieces:
+            known = piece.replace("\u2581", " ") if piece in whole else piece
+            spelled = [f"<0x{byte:02X}>" for byte in piece.encode()]
+            ids += map(tokens.index, [known] if known in tokens else spelled)
+    return ids
+
+
+def test_gemmas_pieces_are_joined_by_their_scores(tmp_path):
+    lists = gemma_lists()
+    config = CONFIGS["gemma3"]()
+    config.vocab_size, config.num_hidden_layers = len(lists["tokenizer.ggml.tokens"]), 1
+    config.bos_token_id = config.eos_token_id = config.pad_token_id = 0
+    model = transformers.AutoModelForCausalLM.from_config(config)
+    path = write(tmp_path / "model.gguf", model, changes=lists)
+    found = from_pretrained(path)[1]
+    theirs_ = transformers.AutoTokenizer.from_pretrained(tmp_path, gguf_file="model.gguf")
+    texts = ["ab aba\nb  ba", "<b>bab</b>", "éab漢 🦊 a", "b   a    b", "", "\u2581ab \u2581  a"]
+    generator = random.Random(0)
+    texts += ["".join(generator.choices("ab \n<>", k=40)) for _ in range(50)]
+    for text in texts:
+        ids = found.encode_ordinary(text)
+        assert ids == joined(text, lists), text
+        assert found.encode(text) == [2, *ids] and found.decode(ids) == text.replace("\u2581", " ")
+        if "    " not in text and "\u2581" not in text:  # there theirs goes another way
+            assert ids == theirs_(text, add_special_tokens=False)["input_ids"], text
+    assert (found.bos_token, found.eos_token, found.pad_token) == ("<bos>", "<eos>", "<pad>")
+    found.save(tmp_path)
+    again = type(found).load(tmp_path)
+    assert [again.encode(text) for text in texts] == [found.encode(text) for text in texts]
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"scores": None}, "scores does not fit 2"),
+        ({"scores": [0.0]}, "scores does not fit 2"),
+        ({"scores": ["high"] * 5}, "scores does not fit 2"),
+        ({"unknown_token_id": "<unk>"}, "unknown_token_id is '<unk>', no token"),
+        ({"token_type": [3] * 5}, "token_type does not fit 2"),
+        ({"add_eos_token": True}, "add_eos_token is not supported"),
+        ("long", "a token of 1,001 characters: at most 1,000 are read"),
+        ("twice", "the token 'ab' is there as two kinds"),
+    ],
+)
+def test_pieces_that_contradict_each_other(changes, words, tmp_path):
+    lists = gemma_lists()
+    if isinstance(changes, str):
+        tokens = lists["tokenizer.ggml.tokens"]
+        tokens[tokens.index("ab") if changes == "long" else tokens.index("<b>")] = (
+            "a" * 1001 if changes == "long" else "ab"
+        )
+        changes = {}
+    changes = lists | {f"tokenizer.ggml.{key}": value for key, value in changes.items()}
+    header = read_header(write(tmp_path / "model.gguf", changes=changes))
+    with pytest.raises(ValueError, match=r"model\.gguf: ") as caught:
+        read_tokenizer(header)
+    assert words in str(caught.value)
+
+
+def test_pieces_need_a_library_and_it_is_named(tmp_path, monkeypatch):
+    header = read_header(write(tmp_path / "model.gguf", changes=gemma_lists()))
+    monkeypatch.setitem(sys.modules, "tokenizers", None)
+    with pytest.raises(ImportError, match="pip install tokenizers"):
+        read_tokenizer(header)
+
+
 def test_llama_3_begins_texts_and_qwen_composes_characters(tmp_path):
     path = write(tmp_path / "a.gguf", tokenizer=tokenizer_of(LLAMA3_PATTERN), cut="llama-bpe",
                  changes={"tokenizer.ggml.add_bos_token": None})  # fmt: skip
@@ -344,6 +454,23 @@ def test_keys_that_would_change_the_numbers_are_refused_by_name(key, value, tmp_
     words = {"llama.embedding_length": "hidden_size", "llama.rope.freq_base": "rope_theta"}
     words |= {"llama.attention.head_count": "head", "llama.attention.head_count_kv": "head"}
     assert words.get(key, key) in str(caught.value)
+
+
+def test_what_a_gemma_3_must_say_and_what_follows_from_its_layers(tmp_path):
+    model = model_of("gemma3")
+    for key in ("attention.sliding_window", "rope.freq_base"):
+        path = write(tmp_path / "model.gguf", model, changes={f"gemma3.{key}": None})
+        with pytest.raises(ValueError, match=rf"it lacks gemma3\.{key}"):
+            read_config(read_header(path))
+    for key, value in {"rope.scaling.type": "linear", "final_logit_softcapping": 30.0}.items():
+        path = write(tmp_path / "model.gguf", model, changes={f"gemma3.{key}": value})
+        with pytest.raises(ValueError, match=rf"gemma3\.{key} = .* is not supported"):
+            read_config(read_header(path))
+    scales = {}
+    for layers in (7, 62):
+        path = write(tmp_path / "model.gguf", model, changes={"gemma3.block_count": layers})
+        scales[layers] = read_config(read_header(path)).query_pre_attn_scalar
+    assert scales == {7: 256, 62: 64 / 4}  # Google's model of 62 layers: 5,376 / 32 = 168
 
 
 def test_keys_that_change_nothing_are_read_in_silence(tmp_path):
