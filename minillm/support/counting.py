@@ -19,14 +19,10 @@ def count_parameters(
     tables = [part.weight for part in parts if isinstance(part, nn.Embedding)]
     tables += [part.rows for part in parts if hasattr(part, "looks_up")]
     left_out = set(tables) if exclude_embeddings else set()
-    counted = (p for p in model.parameters() if p.requires_grad or not only_trainable)
-    stored = {part.rows: part for part in parts if hasattr(part, "stored_kind")}  # not trainable
-    few_bits = (
-        0
-        if only_trainable
-        else sum(part.stored_numbers for rows, part in stored.items() if rows not in left_out)
-    )
-    return few_bits + sum(p.numel() for p in counted if p not in left_out)
+    numbers = {p: p.numel() for p in model.parameters() if p.requires_grad or not only_trainable}
+    if not only_trainable:  # matrices of few bits (deeper/10_four_bits)
+        numbers |= {x.rows: x.stored_numbers for x in parts if hasattr(x, "stored_kind")}
+    return sum(n for p, n in numbers.items() if p not in left_out)
 
 
 def count_operations(model: Any, context_length: int = 0) -> int:

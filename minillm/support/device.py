@@ -24,16 +24,6 @@ def pick_device() -> torch.device:
     return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
 
 
-def pick_precision(device: torch.device) -> Literal["bfloat16", "float32"]:
-    """What to compute products in there: bfloat16 where the processor has instructions for it."""
-    import torch
-
-    if device.type == "cpu":  # newer versions of torch know
-        can: dict[str, bool] = getattr(torch.cpu, "get_capabilities", dict)()
-        return "bfloat16" if can.get("avx512_bf16") else "float32"
-    return "bfloat16" if device.type == "cuda" else "float32"
-
-
 def rng_state(device: torch.device) -> dict[str, Tensor]:
     """Where torch's random numbers stand, on the CPU and on the device."""
     import torch

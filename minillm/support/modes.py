@@ -74,8 +74,7 @@ def cache_for(model: Any, kind: str, **sizes: Any) -> KVCache:
     attention = next((x.self_attn for x in layers if hasattr(x, "self_attn")), None)
     if own := getattr(attention, "cache_shape", None):
         sizes.update(zip(("num_kv_heads", "key_dim", "value_dim"), own, strict=True))
-    parts = [model.model, *layers]
-    maker = next((x.make_cache for x in parts if hasattr(x, "make_cache")), None)
+    maker = next((x.make_cache for x in [model.model, *layers] if hasattr(x, "make_cache")), None)
     return make_cache(kind, **sizes) if maker is None else maker(model, kind, sizes)
 
 
