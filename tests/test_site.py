@@ -33,6 +33,7 @@ from minillm import (
 )
 from minillm.attention import build_mask, causal_mask
 from minillm.bpe import BPETokenizer
+from minillm.exercises.duties import first_wrong
 
 ROOT = Path(__file__).resolve().parents[1]
 TOOLS, SITE, SHIPPED = ROOT / "tools/site", ROOT / "build/site", ROOT / "assets/stories-en"
@@ -462,9 +463,6 @@ VERDICTS = """
 
 def assert_verdicts_agree(run):
     """500 stories, each also with a word of another; and what is no story at all."""
-    sys.path.append(str(ROOT / "tools"))
-    from minillm.exercises.duties import first_wrong
-
     language, rng = StoryLanguage("en"), random.Random(1)
     given = language.corpus(500, seed="verdicts of the site")
     for text in given[:500]:
