@@ -2,9 +2,9 @@
 # tokenizer.json holds the whole tokenizer: how text is normalized, cut, merged. One would guess that
 # AutoTokenizer loads it and that tokenizer_class only names a wrapper around it, as in transformers 4.
 # Transformers 5 builds some classes anew (GPT2Tokenizer, Qwen2Tokenizer, GPTNeoXTokenizer, also by their
-# old names with Fast): of the file they keep the vocabulary, the merges and the post-processor, and put
-# their own cut and normalizer in place of the file's without a word. A config.json beside it decides
-# too: with model_type olmo3 the file is kept again, with qwen2 the class named is passed over for Qwen's.
+# old names with Fast): of the file they keep the vocabulary and the merges, and put their own cut and
+# normalizer in place of the file's without a word. A config.json beside it decides too:
+# with model_type olmo3 the file is kept again, with qwen2 the class named is passed over for Qwen's.
 # So one tokenizer.json, here one that makes every digit a piece, gives other ids for the same text.
 # Upstream: huggingface/transformers, pull request 44254 (closed); allenai/open-instruct, issue 1896.
 # Seen with transformers 5.23.0; 4.57.6 keeps the file (TokenizersBackend.convert_to_native_format).
