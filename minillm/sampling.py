@@ -100,16 +100,6 @@ def min_p(logits: Tensor, p: float) -> Tensor:
     return logits.masked_fill(logits < floor, -math.inf)
 
 
-def trim(logits: Tensor, k: int | None, p: float | None, m: float | None) -> Tensor:
-    """Top-k, then top-p, then min-p, those that are not None. Shape: (B, V) -> (B, V)."""
-    kept, places = logits, None
-    if k is not None and k < logits.shape[-1]:
-        kept, places = logits.topk(k, dim=-1)  # the other cuts need to look at these only
-    kept = kept if p is None else top_p(kept, p)
-    kept = kept if m is None else min_p(kept, m)
-    return kept if places is None else torch.full_like(logits, -math.inf).scatter(-1, places, kept)
-
-
 def _counts(logits: Tensor, previous_ids: Tensor) -> Tensor:
     """How often each token occurs in `previous_ids` (B, T); negative ids count nothing."""
     check_previous_ids(previous_ids, logits)
@@ -139,13 +129,6 @@ def frequency_penalty(logits: Tensor, previous_ids: Tensor, penalty: float) -> T
     return logits - penalty * _counts(logits, previous_ids).to(logits.dtype)
 
 
-def damp(logits: Tensor, ids: Tensor, repeated: float, present: float, often: float) -> Tensor:
-    """The three; one that would change nothing is left out. Shapes as `repetition_penalty`."""
-    x = logits if repeated == 1 else repetition_penalty(logits, ids, repeated)
-    x = presence_penalty(x, ids, present) if present else x
-    return frequency_penalty(x, ids, often) if often else x
-
-
 def draw(probabilities: Tensor, uniform: Tensor) -> Tensor:
     """The first token at which the sum of probabilities exceeds the row's number in `uniform`.
 
@@ -168,6 +151,23 @@ def row_seed(seed: int | Sequence[int], row: int) -> int:
         return int(seed) + 1_000_003 * row  # so that near seeds share no row
     check_seeds(seed, row)
     return int(seed[row])
+
+
+def damp(logits: Tensor, ids: Tensor, repeated: float, present: float, often: float) -> Tensor:
+    """The three; one that would change nothing is left out. Shapes as `repetition_penalty`."""
+    x = logits if repeated == 1 else repetition_penalty(logits, ids, repeated)
+    x = presence_penalty(x, ids, present) if present else x
+    return frequency_penalty(x, ids, often) if often else x
+
+
+def trim(logits: Tensor, k: int | None, p: float | None, m: float | None) -> Tensor:
+    """Top-k, then top-p, then min-p, those that are not None. Shape: (B, V) -> (B, V)."""
+    kept, places = logits, None
+    if k is not None and k < logits.shape[-1]:
+        kept, places = logits.topk(k, dim=-1)  # the other cuts need to look at these only
+    kept = kept if p is None else top_p(kept, p)
+    kept = kept if m is None else min_p(kept, m)
+    return kept if places is None else torch.full_like(logits, -math.inf).scatter(-1, places, kept)
 
 
 @our_words
