@@ -1,6 +1,8 @@
 """Settings for every test and, through the environment, for the notebook kernels of nbval."""
 
+import math
 import os
+from collections import Counter
 
 # Two busy-waiting OpenMP threads on shared cores can be a hundred times slower than one.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -25,6 +27,45 @@ settings.register_profile(
     "workflow", deadline=None, derandomize=False, max_examples=500, print_blob=True
 )
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "minillm"))
+
+KEPT = "minillm/seconds"  # in pytest's cache
+
+
+class LongestFirst:
+    """Where processes share the files (`-n 2`), those that took longest last time begin.
+
+    A long one that comes last keeps one process busy while the others have nothing to do. Where
+    nothing is known yet, pages, which are long, come before tests.
+    """
+
+    def __init__(self, config: pytest.Config) -> None:
+        self.took: Counter[str] = Counter()
+        self.leads = not hasattr(config, "workerinput")
+        config.option.loadscopereorder = False  # xdist's own order: first what has most tests
+
+    def pytest_collection_modifyitems(
+        self, config: pytest.Config, items: list[pytest.Item]
+    ) -> None:
+        took = config.cache.get(KEPT, {})
+
+        def seconds(item: pytest.Item) -> tuple[float, bool]:
+            file = item.nodeid.partition("::")[0]
+            return took.get(file, math.inf), file.startswith("notebooks/")
+
+        items.sort(key=seconds, reverse=True)  # equals stay as they are, and so a file's tests
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self.took[report.nodeid.partition("::")[0]] += report.duration
+
+    def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
+        cache, to_its_end = session.config.cache, exitstatus in (0, pytest.ExitCode.TESTS_FAILED)
+        if self.leads and to_its_end:
+            cache.set(KEPT, cache.get(KEPT, {}) | self.took)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if hasattr(config, "workerinput") or config.getoption("dist", "no") != "no":
+        config.pluginmanager.register(LongestFirst(config))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
