@@ -33,7 +33,7 @@ lab: $(READY)    ## open the course in JupyterLab
 test: $(READY)   ## all unit tests and every cell of every notebook
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m "not real and not browser"
 
-quick: $(READY)  ## in 90 seconds: the house rules, drift, unit tests of what git diff touches
+quick: $(READY)  ## in a minute: the house rules, drift, unit tests of what git diff touches
 	$(BIN)/python tools/quick.py
 
 # make jitter PAGES="notebooks/05_rope.ipynb notebooks/beyond" DRAWS=1

@@ -443,5 +443,5 @@ def test_importing_the_tokenizer_is_quick_and_needs_no_torch():
         print(ours / (time.process_time() - start))
     """
     command = [sys.executable, "-c", textwrap.dedent(code)]
-    runs = [subprocess.run(command, capture_output=True, text=True, check=True) for _ in range(3)]
-    assert min(float(run.stdout) for run in runs) < 0.5  # of what torch takes: a tenth
+    runs = (subprocess.run(command, capture_output=True, text=True, check=True) for _ in range(3))
+    assert any(float(run.stdout) < 0.5 for run in runs)  # of what torch takes: a tenth

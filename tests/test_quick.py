@@ -16,6 +16,12 @@ import quick  # noqa: E402
     [
         ("minillm/rope.py", "test_rope.py"),
         ("minillm/model.py", "test_model.py"),
+        (
+            "minillm/training.py",
+            "training/test_begin.py training/test_data.py training/test_evaluation.py "
+            "training/test_loss.py training/test_optim.py training/test_train.py "
+            "training/test_training_on_a_device.py",
+        ),
         ("tools/build.py", "test_build.py"),
         ("tests/test_rope.py", "test_rope.py"),
         ("minillm/beyond/families/gemma.py", "test_model.py deeper/pretrained/test_load.py"),
@@ -62,6 +68,12 @@ def test_a_file_without_a_test_of_its_own(tmp_path):
     assert quick.tests_of(tmp_path, "minillm/part.py") == wanted
     assert quick.tests_of(tmp_path, "minillm/named.py") == ["tests/test_user.py"]
     assert quick.tests_of(tmp_path, "tests/shared.py") == ["tests/test_circle.py"]
+    page = tmp_path / "notebooks/deeper/01_page.ipynb"
+    page.parent.mkdir(parents=True)
+    page.write_text('"from minillm.named import x"', encoding="utf-8")
+    assert quick.also_naming(tmp_path, ["minillm/named.py", "a.png", "tests/shared.py"]) == [
+        *("notebooks/deeper/01_page.ipynb", "tests/test_circle.py", "tests/test_user.py")
+    ]
 
 
 def test_every_file_of_the_package_is_known_to_a_test():
@@ -116,10 +128,10 @@ import quick
 from pathlib import Path
 quick.ALWAYS = ["tests/test_a.py"]
 quick.changed = lambda root, *words: ["tests/test_a.py", "assets/x.png", *words]
+quick.also_naming = lambda *_: ["notebooks/page.ipynb", "tests/test_a.py", "tests/test_z.py"]
 sys.exit(quick.main(sys.argv[2:], Path({str(tmp_path)!r}), float(sys.argv[1])))
 """
     for words, status, said in (
-        (["3600"], 1, "1 failed, 1 passed"),
         (["3600", "tests/test_b.py"], 1, "1 failed, 2 passed"),
         (["-1"], 0, "2 skipped"),
     ):
@@ -128,7 +140,10 @@ sys.exit(quick.main(sys.argv[2:], Path({str(tmp_path)!r}), float(sys.argv[1])))
         )
         assert (done.returncode, said in done.stdout) == (status, True), done.stdout + done.stderr
         assert "assets/x.png: no unit test" in done.stdout
-    assert "-1.0 seconds are over; `make test` runs them all" in done.stdout
+        assert "(pages; `make test` runs all): notebooks/page.ipynb\n" in done.stdout
+        assert "(name a changed file; `make test` runs all): tests/test_z.py\n" in done.stdout
+        late = "(not begun after -1 seconds; `make test` runs all): tests/test_a.py (2 tests)\n"
+        assert (late in done.stdout) == (words == ["-1"])
 
 
 def test_what_always_runs_exists():

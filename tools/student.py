@@ -585,6 +585,7 @@ def run_tests(
     files = [f"tests/{name}" for name in TESTS[chapter]] + [f"tests/{test}" for test in added]
     command = [sys.executable, "-m", "pytest", "-q", "-p", "student_judge", "--tb=short"]
     command += ["-p", "no:cacheprovider", "-o", "addopts=--import-mode=importlib"]
+    command += ["-p", "no:nbval"]  # two seconds to import, and no page is run
     command += ["--continue-on-collection-errors", *files]
     command += [f"--deselect=tests/{test}" for test in moved]
     with open(root / "build" / f"grade_{chapter}.txt", "w", encoding="utf-8") as log:
