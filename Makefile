@@ -15,6 +15,9 @@ endif
 export MALLOC_MMAP_THRESHOLD_ ?= 1073741824
 export MALLOC_TRIM_THRESHOLD_ ?= 1073741824
 
+# Python files are compiled once, not by each of the hundreds of processes that the tests begin.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: story run lab test quick jitter real student grade class colab build pull check bench help
 .DEFAULT_GOAL := help
 
