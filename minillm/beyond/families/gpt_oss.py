@@ -12,12 +12,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from minillm.attention import attention, causal_mask
+from minillm.attention import causal_mask
 from minillm.beyond.experts.grouped import grouped_linear
 from minillm.beyond.experts.routing import check_experts
-from minillm.beyond.families.layered import LayeredConfig, LayeredDecoder
+from minillm.beyond.families.layered import LayeredConfig, LayeredDecoder, TwoPartAttention
 from minillm.config import UNSET
-from minillm.heads import MultiHeadAttention, merge_heads, split_heads
 from minillm.support.checks.config import check_given
 from minillm.support.checks.kinds import POSITIVE, Kind, whole
 from minillm.support.family import Family
@@ -52,54 +51,29 @@ class GptOssConfig(LayeredConfig):
         return True
 
 
-class SinkAttention(MultiHeadAttention):
+class SinkAttention(TwoPartAttention):
     """Attention whose heads may read nothing: a key of zeros, with a learned score, has no value.
 
     Shape: (B, T, C) -> (B, T, C). Source: Xiao et al. 2023, section 3.3 (a learnable sink).
     """
 
     def __init__(self, c: GptOssConfig) -> None:
-        super().__init__(
-            c.hidden_size,
-            c.num_attention_heads,
-            num_kv_heads=c.num_key_value_heads,
-            head_dim=c.head_dim,
-            bias=c.attention_bias,
-            out_bias=c.attention_bias,
-            dropout=c.attention_dropout,
-        )
+        super().__init__(c)
         self.sinks = nn.Parameter(torch.zeros(c.num_attention_heads))
 
     def draw(self, generator: torch.Generator | None) -> None:
         """Begin with sinks of 0."""
         self.sinks.zero_()
 
-    def forward(
-        self,
-        x: Tensor,
-        *,
-        rope: Any = None,
-        mask: Tensor | None = None,
-        is_causal: bool = False,
-        cache: Any = None,
-    ) -> Tensor:
-        H, G = self.num_heads, self.num_kv_heads
-        q, k, v = self.q_proj(x), self.k_proj(x), self.v_proj(x)
-        q, k, v = (split_heads(y, heads) for y, heads in ((q, H), (k, G), (v, G)))
-        if rope is not None:
-            q, k = rope(q), rope(k)
-        if cache is not None:
-            k, v = cache.update(k, v)
-        if is_causal:
-            causal = causal_mask(q.shape[2], k.shape[2], device=x.device)
+    def read(self, q: Tensor, k: Tensor, v: Tensor, **given: Any) -> Tensor:
+        T, S, mask = q.shape[2], k.shape[2], given["mask"]
+        if given["is_causal"]:
+            causal = causal_mask(T, S, device=q.device)
             mask = causal if mask is None else mask & causal
-        S = k.shape[2]
         k, v = (F.pad(y, (0, 0, 0, 1)) for y in (k, v))  # (B, G, S + 1, D)
         mask = None if mask is None else F.pad(mask, (0, 1), value=True)
         bias = F.pad(self.sinks[:, None, None], (S, 0))  # (H, 1, S + 1)
-        dropout = self.dropout if self.training else 0.0
-        y = attention(q, k, v, mask=mask, bias=bias, scale=self.scale, dropout_p=dropout)
-        return self.o_proj(merge_heads(y))
+        return super().read(q, k, v, mask=mask, bias=bias)
 
 
 class Blocks(nn.Module):

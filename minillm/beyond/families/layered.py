@@ -1,6 +1,7 @@
 """Layers of two kinds: some read all the past, some a window of it, each kind with its rotation.
 
-What Gemma 3, OLMo 3 and gpt-oss share. Written by hand; deeper/10_families draws their layers.
+What Gemma 3, OLMo 3 and gpt-oss share; and attention in two parts, of which gpt-oss and Qwen3.5
+change one each. Written by hand; deeper/10_families draws their layers.
 """
 
 from collections.abc import Mapping
@@ -10,10 +11,11 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from minillm.attention import build_mask
+from minillm.attention import attention, build_mask
 from minillm.cache import KVCache, make_cache
 from minillm.config import UNSET, ModelConfig
 from minillm.deeper.attention.rope_scaling import RotaryEmbedding
+from minillm.heads import MultiHeadAttention, merge_heads, split_heads
 from minillm.model import Decoder, llama_rotary
 from minillm.rope import Rotation
 from minillm.support.checks.kinds import TABLE, Kind, list_of, whole
@@ -147,6 +149,46 @@ class LayeredDecoder(Decoder):
             return make_cache(kind, **sizes)
         kinds = ("sliding" if near else "dynamic" for near in self.has_window)
         return RingsAndWhole([make_cache(k, **{**sizes, "num_layers": 1})[0] for k in kinds])
+
+
+class TwoPartAttention(MultiHeadAttention):
+    """Llama's attention, made from a config, in two parts: what is projected, and how it is read.
+
+    Shape: (B, T, C) -> (B, T, C).
+    """
+
+    def __init__(self, c: ModelConfig, **changes: Any) -> None:
+        changes |= {"num_kv_heads": c.num_key_value_heads, "head_dim": c.head_dim}
+        changes |= {"bias": c.attention_bias, "out_bias": c.attention_bias}
+        changes |= {"dropout": c.attention_dropout}
+        super().__init__(c.hidden_size, c.num_attention_heads, **changes)
+
+    def project(self, x: Tensor) -> tuple[Tensor, ...]:
+        """Queries, keys and values, and what `read` takes besides. Shape: -> (B, heads, T, D)."""
+        k, v = (split_heads(y, self.num_kv_heads) for y in (self.k_proj(x), self.v_proj(x)))
+        return split_heads(self.q_proj(x), self.num_heads), k, v
+
+    def read(self, q: Tensor, k: Tensor, v: Tensor, **given: Any) -> Tensor:
+        """What queries find. Shape: keys and values (B, G, S, D) -> (B, H, T, D)."""
+        dropout = self.dropout if self.training else 0.0
+        return attention(q, k, v, scale=self.scale, dropout_p=dropout, **given)
+
+    def forward(
+        self,
+        x: Tensor,
+        *,
+        rope: Any = None,
+        mask: Tensor | None = None,
+        is_causal: bool = False,
+        cache: Any = None,
+    ) -> Tensor:
+        q, k, v, *more = self.project(x)
+        if rope is not None:
+            q, k = rope(q), rope(k)
+        if cache is not None:
+            k, v = cache.update(k, v)
+        y = self.read(q, k, v, *more, mask=mask, is_causal=is_causal)
+        return self.o_proj(merge_heads(y))
 
 
 def write_ropes(config: LayeredConfig, data: dict[str, Any]) -> None:

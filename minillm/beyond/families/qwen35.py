@@ -13,14 +13,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from minillm.attention import attention as attend
 from minillm.beyond.families.gemma import norm
+from minillm.beyond.families.layered import TwoPartAttention
 from minillm.beyond.families.state import MambaLayer, StateDecoder, rotary
 from minillm.beyond.state.mamba import causal_conv, segment_decay
 from minillm.beyond.state.mamba_parts import at_least_float32
 from minillm.beyond.state.state_cache import StateLayer
 from minillm.config import UNSET, ModelConfig
-from minillm.heads import MultiHeadAttention, merge_heads, split_heads
+from minillm.heads import split_heads
 from minillm.layers import ACTIVATIONS, RMSNorm
 from minillm.model import llama_layer, make_part
 from minillm.support.checks.kinds import Kind, list_of, number, whole
@@ -161,43 +161,23 @@ class GatedDeltaNet(nn.Module):
         return self.out_proj(y.to(x.dtype))
 
 
-class GatedAttention(MultiHeadAttention):
+class GatedAttention(TwoPartAttention):
     """Attention whose output is multiplied by a sigmoid that q_proj makes beside each query."""
 
     def __init__(self, c: Qwen35Config) -> None:
-        super().__init__(
-            c.hidden_size,
-            c.num_attention_heads,
-            num_kv_heads=c.num_key_value_heads,
-            head_dim=c.head_dim,
-            bias=c.attention_bias,
-            out_bias=c.attention_bias,
-            qk_norm=partial(RMSNorm, eps=c.rms_norm_eps, offset=1.0),
-            dropout=c.attention_dropout,
-        )
+        super().__init__(c, qk_norm=partial(RMSNorm, eps=c.rms_norm_eps, offset=1.0))
         both = 2 * self.num_heads * self.head_dim
         self.q_proj = nn.Linear(c.hidden_size, both, bias=c.attention_bias)
 
-    def forward(
-        self,
-        x: Tensor,
-        *,
-        rope: Any = None,
-        mask: Tensor | None = None,
-        is_causal: bool = False,
-        cache: Any = None,
-    ) -> Tensor:
-        q, gate = split_heads(self.q_proj(x), self.num_heads).chunk(2, -1)
-        k, v = (split_heads(y, self.num_kv_heads) for y in (self.k_proj(x), self.v_proj(x)))
+    def project(self, x: Tensor) -> tuple[Tensor, ...]:
+        both, k, v = super().project(x)
+        q, gate = both.chunk(2, -1)
         norms: Any = (self.q_norm, self.k_norm)
         q, k = (n(y).to(v.dtype) for n, y in zip(norms, (q, k), strict=True))
-        if rope is not None:
-            q, k = rope(q), rope(k)
-        if cache is not None:
-            k, v = cache.update(k, v)
-        dropout = self.dropout if self.training else 0.0
-        y = attend(q, k, v, mask=mask, is_causal=is_causal, scale=self.scale, dropout_p=dropout)
-        return self.o_proj(merge_heads(y * gate.sigmoid()))
+        return q, k, v, gate
+
+    def read(self, q: Tensor, k: Tensor, v: Tensor, *more: Tensor, **given: Any) -> Tensor:
+        return super().read(q, k, v, **given) * more[0].sigmoid()
 
 
 def layer(c: Qwen35Config, number: int) -> nn.Module:
