@@ -164,7 +164,6 @@ PACKED = {
     **{"gemma": "gelu", "gpt2": "gelu", "falcon": "gelu", "mixtral": "SparseMoeBlock"},
     "deepseek_v3": "MultiHeadLatentAttention",
     **{"gemma3_text": "Sandwich", "olmo3": "PostNorm", "gpt_oss": "SinkAttention"},
-    "smollm3": "a SmolDecoder runs its layers in its own way",
     "own-forward": "a FirstUnturned runs its layers in its own way",
     "own-layers": "a NearAndFar runs its layers in its own way",
     "own-rotation": "rotary is a Doubled",

@@ -343,20 +343,21 @@ class PackedLayer(nn.Module):
     def forward(
         self,
         x: Tensor,
-        rope: Rotation,
+        rope: Rotation | None,
         eps: Tensor,
         mask: Tensor | None,
         is_causal: bool,
         cache: CacheLayer | None,
+        T: int,
     ) -> Tensor:
         """Shape: x (B * T, C) -> (B * T, C)."""
-        H, G, D, T = self.heads, self.groups, self.dim, rope.cos.shape[-2]
+        H, G, D = self.heads, self.groups, self.dim
         qkv = normalized_product(self.qkv, x, eps, self.qkv_bias)
         qkv = qkv.view(-1, T, H + 2 * G, D).transpose(1, 2)  # (B, H + 2 G, T, D)
         qk = qkv.narrow(1, 0, H + G)
         if self.norm_weights is not None:
             qk = (F.rms_norm(qk, (D,), eps=self.norm_eps) * self.norm_weights).to(qkv.dtype)
-        qk = rope(qk)
+        qk = qk if rope is None else rope(qk)
         q, k, v = qk.narrow(1, 0, H), qk.narrow(1, H, G), qkv.narrow(1, H + G, G)
         if cache is not None:
             k, v = cache.update(k, v)
@@ -408,7 +409,7 @@ def other_part(model: CausalLM) -> str | None:
         return f"rotary is a {type(rotary).__name__}"
     if not plain_norm(model.model.norm, eps):
         return f"norm is {model.model.norm}"
-    ways = ("forward", "layer_mask", "layer_rotation")
+    ways = ("forward", "layer_mask")
     if any(own_method(model.model, x, Decoder) for x in ways) or own_method(
         model, "forward", CausalLM
     ):
@@ -502,7 +503,8 @@ class PackedLM(CausalLM):
         rope = self.model.rotary(position_ids)  # type: ignore[misc]  # see other_part
         for i, layer in enumerate(self.packed_layers):
             layer_cache = None if cache is None else cache[i]
-            x = layer(x, rope, self.eps, mask, is_causal, layer_cache)
+            own = self.model.layer_rotation(i, rope, position_ids)
+            x = layer(x, own, self.eps, mask, is_causal, layer_cache, T)
         x = x.view(B, T, -1)[:, -logits_to_keep:]
         return normalized_product(self.head, x.flatten(0, 1), self.eps).view(B, x.shape[1], -1)
 

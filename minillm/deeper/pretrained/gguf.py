@@ -379,6 +379,9 @@ def read_config(header: Header) -> ModelConfig:
         header.fail(f"it lacks {', '.join(missing)}")
     found = {new: ours.pop(old) for old, new in (_OPTIONAL | needed).items() if old in ours}
     found |= _found_in_tensors(header)
+    if name == "gemma3" and ours.get("rope.scaling.type") == "linear":  # where no window reads
+        scaling = {"rope_type": ours.pop("rope.scaling.type")}
+        found["rope_scaling"] = {**scaling, "factor": ours.pop("rope.scaling.factor", None)}
     found["bos_token_id"], found["pad_token_id"] = _id_of(header, "bos"), _id_of(header, "padding")
     if ends := _ends(header):
         found["eos_token_id"] = ends[0] if len(ends) == 1 else tuple(ends)

@@ -191,6 +191,32 @@ def mixer(name):
     return made, torch.randn(3, 11, 16)
 
 
+def test_layers_and_all_their_gradients_are_those_of_transformers():
+    from transformers.models.mamba.modeling_mamba import MambaMixer as TheirMamba
+    from transformers.models.mamba2.modeling_mamba2 import Mamba2Mixer as TheirMamba2
+
+    config = transformers.MambaConfig(hidden_size=24, state_size=5, conv_kernel=3, use_bias=True)
+    sizes = {"state_size": 5, "num_heads": 6, "n_groups": 3, "time_step_limit": (0.01, 0.5)}
+    config2 = transformers.Mamba2Config(hidden_size=24, head_dim=8, chunk_size=8, **sizes)
+    pairs = (
+        (TheirMamba(config, 0), MambaMixer(24, StateSizes(5, conv_kernel=3, use_bias=True))),
+        (TheirMamba2(config2, 0), Mamba2Mixer(24, StateSizes(**sizes, chunk_size=4))),
+    )
+    g = torch.Generator().manual_seed(0)
+    x = torch.randn(2, 21, 24, generator=g)
+    for theirs, ours in pairs:
+        with torch.no_grad():
+            for p in theirs.parameters():
+                p.add_(0.2 * torch.randn(p.shape, generator=g))
+        ours.load_state_dict(theirs.state_dict())
+        expected, found = theirs(x), ours(x)
+        torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+        for output in (expected, found):
+            output.square().mean().backward()
+        for key, p in ours.named_parameters():
+            torch.testing.assert_close(p.grad, theirs.get_parameter(key).grad, atol=1e-5, rtol=1e-5)
+
+
 @each
 @torch.no_grad()
 def test_steps_and_pieces_are_one_shot(name):

@@ -462,10 +462,17 @@ def test_what_a_gemma_3_must_say_and_what_follows_from_its_layers(tmp_path):
         path = write(tmp_path / "model.gguf", model, changes={f"gemma3.{key}": None})
         with pytest.raises(ValueError, match=rf"it lacks gemma3\.{key}"):
             read_config(read_header(path))
-    for key, value in {"rope.scaling.type": "linear", "final_logit_softcapping": 30.0}.items():
+    strange = {"rope.scaling.type": "yarn", "final_logit_softcapping": 30.0}
+    for key, value in {**strange, "attention.sliding_window_pattern": 6}.items():
         path = write(tmp_path / "model.gguf", model, changes={f"gemma3.{key}": value})
         with pytest.raises(ValueError, match=rf"gemma3\.{key} = .* is not supported"):
             read_config(read_header(path))
+    slowed = {"gemma3.rope.scaling.type": "linear", "gemma3.rope.scaling.factor": 8.0}  # 4B and up
+    config = read_config(read_header(write(path, model, changes=slowed)))
+    assert config.rope_scaling == {"rope_type": "linear", "factor": 8.0}
+    assert config.rope_local == {"rope_theta": 1e4}
+    with pytest.raises(ValueError, match=r"model\.gguf: .*factor"):
+        read_config(read_header(write(path, model, changes={"gemma3.rope.scaling.type": "linear"})))
     scales = {}
     for layers in (7, 62):
         path = write(tmp_path / "model.gguf", model, changes={"gemma3.block_count": layers})
