@@ -5,8 +5,8 @@
 One shipped layer between an embedding and a head: Mamba-2's; Qwen3.5's, whose state corrects
 itself; and the latter without its correction. A head of 64 values, 16 columns, convolutions over
 one token, decays that begin at 0.99. A pair (a key, one of 16 values) is one token, a question
-another. Each at the best of three learning rates with seed 0. Prints the share of last values found,
-by how often the four keys were told again. Some ten minutes of CPU.
+another. Each at the best of three learning rates with seed 0. Prints the share of last values
+found, by how often the four keys were told again. Some ten minutes of CPU.
 """
 
 import math

@@ -11,7 +11,7 @@ import warnings
 import pytest
 import torch
 import transformers
-from family_checkpoints import LAYERED, LINEAR, THETA, make, ragged
+from family_checkpoints import DEEP, DELTA, LAYERED, LINEAR, THETA, make, ragged
 from safetensors.torch import load_file, save_file
 
 from minillm.beyond.export.step import DecodingStep, decode, export_step
@@ -264,17 +264,27 @@ def test_a_state_that_corrects_itself_in_chunks(chunk):
     torch.testing.assert_close(last, state)
 
 
-@pytest.mark.parametrize("older", [False, True])
+@pytest.mark.parametrize("kind", ["gemma3", "gemma3, older", "qwen3_5"])
 @torch.no_grad()
-def test_the_text_part_of_a_model_that_sees_pictures(older, tmp_path):
-    text = transformers.Gemma3TextConfig(**LAYERED)
-    tower = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
-    tower |= {"intermediate_size": 16, "image_size": 28, "patch_size": 14}
-    config = transformers.Gemma3Config(text_config=text, vision_config=tower, mm_tokens_per_image=4)
+def test_the_text_part_of_a_model_that_sees_pictures(kind, tmp_path):
+    tower = {"hidden_size": 16, "intermediate_size": 16, "patch_size": 14}
+    if kind == "qwen3_5":
+        text = transformers.Qwen3_5TextConfig(**DEEP, **DELTA, head_dim=16).to_dict()
+        tower |= {"depth": 1, "num_heads": 2, "out_hidden_size": 32, "num_position_embeddings": 16}
+        config = transformers.Qwen3_5Config(text_config=text, vision_config=tower)
+        make_theirs = transformers.Qwen3_5ForConditionalGeneration
+    else:
+        text = transformers.Gemma3TextConfig(**LAYERED)
+        tower |= {"num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 28}
+        sizes = {"vision_config": tower, "mm_tokens_per_image": 4}
+        config = transformers.Gemma3Config(text_config=text, **sizes)
+        make_theirs = transformers.Gemma3ForConditionalGeneration
     torch.manual_seed(0)
-    theirs = transformers.Gemma3ForConditionalGeneration(config).eval()
+    theirs = make_theirs(config).eval()
+    for p in theirs.parameters():
+        p.add_(0.15 * torch.randn(p.shape))
     theirs.save_pretrained(tmp_path)
-    if older:
+    if "older" in kind:
         file = tmp_path / "model.safetensors"
         new = {
             key.replace("model.language_model.", "language_model.model."): weight
@@ -284,4 +294,5 @@ def test_the_text_part_of_a_model_that_sees_pictures(older, tmp_path):
     ours, _ = from_pretrained(tmp_path)
     ids, _, _ = ragged()
     torch.testing.assert_close(ours(ids), theirs(ids).logits, atol=1e-5, rtol=1e-5)
-    assert ours.config.model_type == "gemma3_text" and ours.config.eos_token_id == 1
+    assert ours.config.model_type == f"{kind.split(',')[0]}_text"
+    assert ours.config.eos_token_id == 1
