@@ -114,7 +114,7 @@ def take_rows(model: Any, found: Iterable[tuple[str, Tensor, str]]) -> Any:
 def four_bit_products() -> str | None:
     """Why torch's product of four bits is of no use here, None if it is. Asked once a process.
 
-    It is not there, or gives other sums than decoded numbers do, or takes more than four times as
+    It is not there, or gives other sums than decoded numbers do, or takes more than ten times as
     long as a product in float32 of a matrix that lies in the processor's cache: about twice as long
     where it is written for the processor, forty times and more where it is not.
     """
@@ -134,6 +134,6 @@ def four_bit_products() -> str | None:
             start = time.perf_counter()
             level_product(short, packed, scales) if name == "four" else F.linear(x, w)
             ways[name] = min(ways[name], time.perf_counter() - start)
-    if ways["four"] > 4 * ways["float"]:
+    if ways["four"] > 10 * ways["float"]:
         return "torch's product of four-bit matrices is slow on this processor"
     return None

@@ -435,7 +435,7 @@ def test_without_a_product_that_is_right_the_weights_are_floats(
 
 
 @HERE
-@pytest.mark.parametrize(("times", "slow"), [(3, False), (5, True)])
+@pytest.mark.parametrize(("times", "slow"), [(9, False), (11, True)])
 def test_a_product_that_takes_too_long_is_not_taken(times, slow, monkeypatch, asked_anew):
     """By a clock of our own, on which a product in float32 takes a second."""
     passed, real = [], stored_module.level_product
