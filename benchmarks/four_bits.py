@@ -1,33 +1,44 @@
 """A file's four bits kept while a model writes: as stored, packed float32, llama.cpp.
 
-    OMP_NUM_THREADS=1 python benchmarks/four_bits.py
+    OMP_NUM_THREADS=1 python benchmarks/four_bits.py --save assets/four-bits.json
 
 SmolLM2-135M-Instruct, the file that `make real` fetches (`--file` names another GGUF file), and
-llama.cpp where its wheel is installed (`pip install xllamacpp`). Contenders take turns in one
+llama.cpp where its wheel is installed (`pip install xllamacpp`). `--kind Q4_0` writes a copy of it
+whose layers were decoded and stored anew at that kind (embedding and head stay as they are; Q4_K,
+for which llama.cpp's own quantiser is taken, has rows of a multiple of 256: others stay, too).
+Contenders take turns in one
 process, times are its processor time (`--wall`: the clock's, for several threads); printed are
 medians over the rounds and the range of the ratios to packed float32 (above 1: quicker). The most
 memory is that of a process of its own, which opens, reads and writes once. The KL divergence is
-from the decoded float32 model, over the tokens that it writes, one after the other.
+from the decoded float32 model, over the tokens that it writes, one after the other. `--save` puts
+all of it into a file, which deeper/10_four_bits shows.
 """
 
 from __future__ import annotations
 
 import argparse
+import ctypes
+import json
 import platform
 import re
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, files, version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import gguf
+import numpy as np
 import torch
 from torch import Tensor
 
+from minillm.deeper.pretrained.gguf import read_header
 from minillm.deeper.pretrained.load import from_pretrained
 from minillm.generation import generate
 
@@ -42,6 +53,51 @@ def real_file() -> Path | None:
     except PackageNotFoundError:
         return None
     return Path(str(file))
+
+
+def usual_kind(path: Path) -> str:
+    """That of most matrices of a file."""
+    tensors = read_header(path).tensors.values()
+    return Counter(t.kind for t in tensors if len(t.shape) > 1).most_common(1)[0][0]
+
+
+def q4_k(x: np.ndarray) -> np.ndarray:
+    """By llama.cpp's quantiser, which its wheel has and the library gguf has not."""
+    import xllamacpp.xllamacpp as wheel
+
+    x = np.ascontiguousarray(x, np.float32)
+    rows = np.empty((len(x), x.shape[1] // 256 * 144), np.uint8)
+    sizes = (ctypes.c_int64(n) for n in x.shape)
+    places = (ctypes.c_void_p(a.ctypes.data) for a in (x, rows))
+    write = ctypes.CDLL(wheel.__file__).quantize_q4_K
+    write.restype = ctypes.c_size_t
+    assert write(*places, *sizes, None) == rows.nbytes
+    return rows
+
+
+def stored_anew(path: Path, kind: str, folder: str) -> Path:
+    """A copy of a file whose layers' matrices are of another kind."""
+    wanted = gguf.GGMLQuantizationType[kind]
+    reader = gguf.GGUFReader(path)
+    new = Path(folder, f"{path.stem}-{kind}.gguf")
+    writer = gguf.GGUFWriter(new, reader.fields["general.architecture"].contents())
+    for name, field in reader.fields.items():
+        if name != "general.architecture" and not name.startswith("GGUF."):
+            sub = field.types[-1] if len(field.types) > 1 else None
+            writer.add_key_value(name, field.contents(), field.types[0], sub_type=sub)
+    for tensor in reader.tensors:
+        data, found = tensor.data, tensor.tensor_type
+        fits = tensor.shape[0] % (256 if kind == "Q4_K" else 32) == 0
+        if tensor.name.startswith("blk.") and len(tensor.shape) > 1 and fits and found != wanted:
+            floats = gguf.dequantize(data, found)
+            data = q4_k(floats) if kind == "Q4_K" else gguf.quantize(floats, wanted)
+            found = wanted
+        writer.add_tensor(tensor.name, data, raw_dtype=found)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return new
 
 
 class LlamaCpp:
@@ -136,13 +192,17 @@ def rounds(
     return seconds
 
 
-def report(title: str, seconds: dict[str, list[float]], tokens: int) -> None:
+def report(title: str, seconds: dict[str, list[float]], tokens: int) -> dict[str, list[float]]:
+    """Of each contender tokens a second, and the ratio to packed: median, least, greatest."""
     print(title)
+    found = {}
     for name, mine in seconds.items():
         ratios = [a / b for a, b in zip(seconds["packed"], mine, strict=True)]
-        spread = f"{min(ratios):.2f} to {max(ratios):.2f}"
         speed = tokens / statistics.median(mine)
-        print(f"  {name:10} {speed:7.1f} tokens/s  {statistics.median(ratios):5.2f}x ({spread})")
+        found[name] = [speed, statistics.median(ratios), min(ratios), max(ratios)]
+        spread = f"{min(ratios):.2f} to {max(ratios):.2f}"
+        print(f"  {name:10} {speed:7.1f} tokens/s  {found[name][1]:5.2f}x ({spread})", flush=True)
+    return found
 
 
 def main() -> None:
@@ -151,7 +211,9 @@ def main() -> None:
     parser.add_argument("--new", type=int, default=64)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--file", type=Path, help="a GGUF file with a tokenizer")
+    parser.add_argument("--kind", choices=("Q4_0", "Q4_1", "Q4_K", "Q8_0"), help="of the layers")
     parser.add_argument("--wall", action="store_true", help="the clock's time")
+    parser.add_argument("--save", type=Path, help="add what was measured to this file")
     parser.add_argument("--peak", choices=KINDS, help=argparse.SUPPRESS)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
@@ -162,6 +224,8 @@ def main() -> None:
     if args.peak:
         measure_peak(args.peak, path, args.threads)
         return
+    folder = tempfile.TemporaryDirectory()
+    path = stored_anew(path, args.kind, folder.name) if args.kind else path
     kinds = KINDS if find_spec("xllamacpp") else KINDS[:2]
     processor = torch.backends.cpu.get_cpu_capability()
     print(f"{path.name}; {platform.machine()}, {processor}, torch {torch.__version__}, ", end="")
@@ -176,18 +240,33 @@ def main() -> None:
     now = time.perf_counter if args.wall else time.process_time
     writers = {k: (lambda w=w: w(prompt[:, :1], args.new)) for k, (w, _) in found.items()}
     rounds(writers, 1, now)
-    report(f"writing {args.new}", rounds(writers, args.rounds, now), args.new)
+    row: dict[str, Any] = {
+        "kind": args.kind or usual_kind(path),
+        "processor": processor,
+        "threads": args.threads,
+        "clock": "wall" if args.wall else "processor time",
+        "rounds": args.rounds,
+    }
+    row["write"] = report(f"writing {args.new}", rounds(writers, args.rounds, now), args.new)
     generator = torch.Generator().manual_seed(0)
     long = torch.randint(1000, 40_000, (1, 400), generator=generator)
     readers = {k: (lambda w=w: w(long, 1)) for k, (w, _) in found.items()}
-    report("reading 400", rounds(readers, args.rounds, now), 400)
+    row["read 400"] = report("reading 400", rounds(readers, args.rounds, now), 400)
     models = {k: model for k, (_, model) in found.items()} | {"plain": plain}
     print("KL to the decoded float32 model, nats a token")
-    for kind, value in divergences(models, prompt, args.new).items():
-        print(f"  {kind:10} {value:.1e}")
+    row["KL"] = divergences(models, prompt, args.new)
+    for kind, value in row["KL"].items():
+        print(f"  {kind:10} {value:.1e}", flush=True)
     print("most memory, MB")
+    row["MB"] = {}
     for kind in kinds if sys.platform == "linux" else ():
-        print(f"  {kind:10} {peak(kind, path, args.threads):6.0f}", flush=True)
+        row["MB"][kind] = peak(kind, path, args.threads)
+        print(f"  {kind:10} {row['MB'][kind]:6.0f}", flush=True)
+    if args.save:
+        keys = ("kind", "processor", "threads")
+        known = json.loads(args.save.read_text("utf-8")) if args.save.exists() else []
+        known = [other for other in known if any(other[k] != row[k] for k in keys)]
+        args.save.write_text(json.dumps([*known, row], indent=1) + "\n", "utf-8")
 
 
 if __name__ == "__main__":

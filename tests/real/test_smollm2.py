@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from minillm.deeper.fast.four_bits import four_bit_products
+from minillm.deeper.fast.stored import four_bit_products
 from minillm.deeper.generation.conversation import Conversation
 from minillm.deeper.pretrained.gguf import read_header
 from minillm.deeper.pretrained.load import from_pretrained

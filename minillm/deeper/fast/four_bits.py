@@ -5,11 +5,9 @@ Explained in deeper/10_four_bits.
 
 # Built from notebooks/deeper/10_four_bits.ipynb: edit there, then make build.
 
-import time
-from collections.abc import Callable, Iterable, Sequence
-from functools import cache
+from collections.abc import Sequence
 from itertools import groupby
-from typing import Any, Self
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -20,15 +18,12 @@ __all__ = [
     "GROUP",
     "SIZES",
     "FourBitMatrix",
-    "StoredEmbedding",
-    "StoredLinear",
-    "StoredRows",
     "blocks",
-    "four_bit_products",
+    "decoded_product",
+    "level_product",
     "numbers",
     "pack",
     "quantize",
-    "take_rows",
 ]
 
 GROUP = 32  # neighbours in a row that share a scale
@@ -83,7 +78,7 @@ def blocks(rows: Tensor, kind: str) -> tuple[Tensor, Tensor, Tensor]:
     if kind == "Q4_0":
         return _nibbles(b[..., 2:]), scale, -8 * scale
     if kind == "Q8_0":  # -128 to 127 becomes 0 to 255
-        return b[..., 2:] ^ 128, scale, -128 * scale
+        return b[..., 2:].contiguous() ^ 128, scale, -128 * scale
     # Q4_K: two float16, 8 scales and 8 minima of 6 bits in 12 bytes, levels of 4 x 64 numbers
     low, high, both = b[..., 4:8], b[..., 8:12], b[..., 12:16]
     scales = torch.cat([low & 63, (both & 15) | (low >> 6) << 4], -1)
@@ -96,10 +91,11 @@ def blocks(rows: Tensor, kind: str) -> tuple[Tensor, Tensor, Tensor]:
 def numbers(rows: Tensor, kind: str) -> Tensor:
     """The numbers of some rows. Shape: (N, bytes) uint8 -> (N, K) float32."""
     levels, scale, least = blocks(rows, kind)
-    return torch.addcmul(least[..., None], levels.float(), scale[..., None]).flatten(1)
+    # in place, a number of one tensor at a time: `addcmul` of three takes three times as long
+    return levels.float().mul_(scale[..., None]).add_(least[..., None]).flatten(1)
 
 
-def _product(x: Tensor, packed: Tensor, scales: Tensor) -> Tensor:
+def level_product(x: Tensor, packed: Tensor, scales: Tensor) -> Tensor:
     """The sum over x * (scale * (level - 8) + zero), a scale and a zero for 32 levels of a row.
 
     Shape: x (T, in) bfloat16, of `pack` (out, in / 2) and (in / 32, out, 2) -> (T, out) bfloat16.
@@ -132,74 +128,13 @@ def pack(rows: Tensor, kind: str) -> tuple[Tensor, Tensor]:
     return packed, scales
 
 
-class StoredRows(nn.Module):
-    """A matrix as the bytes of its rows. `weight` tells how many, dtype and device: no numbers.
+def decoded_product(x: Tensor, rows: Tensor, kind: str) -> Tensor:
+    """`x @ W.T`, some rows of W at a time: decoded, multiplied, thrown away.
 
-    Raises: ValueError if it is moved to another device or dtype.
+    Shape: x (..., in), rows (out, bytes) -> (..., out).
     """
-
-    rows: Tensor  # (N, bytes) uint8
-    weight: Tensor  # (N, 0)
-
-    def __init__(self, rows: Tensor, kind: str) -> None:
-        super().__init__()
-        self.register_buffer("rows", rows, persistent=False)
-        self.register_buffer("weight", torch.empty(len(rows), 0), persistent=False)
-        self.stored_kind = kind
-
-    @property
-    def stored_numbers(self) -> int:
-        """How many numbers the matrix has."""
-        count, size = SIZES[self.stored_kind]
-        return self.rows.numel() // size * count
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        probe = torch.zeros((), dtype=torch.float32)
-        if (moved := fn(probe)).dtype != probe.dtype or moved.device != probe.device:
-            what = f"not in {moved.dtype} on {moved.device}"
-            raise ValueError(f"weights as stored are multiplied in float32 on the CPU, {what}")
-        return self
-
-    def extra_repr(self) -> str:
-        return f"{len(self.rows):,} rows, {self.stored_kind}"
-
-
-class StoredEmbedding(StoredRows):
-    """A table of which a row is decoded when an id asks for it. Shape: (...) -> (..., C)."""
-
-    looks_up = True
-
-    def forward(self, ids: Tensor) -> Tensor:
-        rows = F.embedding(ids.flatten(), self.rows)
-        return numbers(rows, self.stored_kind).view(*ids.shape, -1)
-
-
-class StoredLinear(StoredRows):
-    """`x @ W.T + bias`, some rows of W at a time: decoded, multiplied, thrown away.
-
-    Shape: (..., in) -> (..., out).
-    """
-
-    bias: nn.Parameter | None
-
-    def __init__(self, rows: Tensor, kind: str, bias: nn.Parameter | None = None) -> None:
-        super().__init__(rows, kind)
-        self.register_parameter("bias", bias)
-
-    def active_weights(self) -> int:
-        """All of them multiply. See `minillm.support.counting`."""
-        return self.stored_numbers
-
-    def forward(self, x: Tensor) -> Tensor:
-        some = max(1, 2**17 // x.shape[-1])  # half a megabyte stays in the processor's cache
-        parts = [F.linear(x, numbers(r, self.stored_kind)) for r in self.rows.split(some)]
-        y = torch.cat(parts, -1)
-        return y if self.bias is None else y + self.bias
-
-    @staticmethod
-    def glue(linears: Sequence["StoredLinear"], columns: Tensor | None) -> "FourBitMatrix":
-        """Some of them, one above the other, for a packed model."""
-        return FourBitMatrix(linears, columns)
+    some = max(64, 2**19 // x.shape[-1] // 64 * 64)  # other than multiples of 64 are slower
+    return torch.cat([F.linear(x, numbers(r, kind)) for r in rows.split(some)], -1)
 
 
 FEW = 64  # more rows are multiplied more quickly by decoded numbers
@@ -214,7 +149,7 @@ class FourBitMatrix(nn.Module):
 
     columns: Tensor | None
 
-    def __init__(self, linears: Sequence[StoredLinear], columns: Tensor | None = None) -> None:
+    def __init__(self, linears: Sequence[Any], columns: Tensor | None = None) -> None:
         super().__init__()
         self.register_buffer("columns", columns, persistent=False)
         self.parts: list[tuple[Tensor, Tensor, bool, int]] = []
@@ -235,53 +170,7 @@ class FourBitMatrix(nn.Module):
         x = (x if self.columns is None else x * self.columns).to(torch.bfloat16)
         found = []
         for packed, scales, twice, size in self.parts:
-            y = _product(x.repeat(1, 2) if twice else x, packed, scales)
+            y = level_product(x.repeat(1, 2) if twice else x, packed, scales)
             found.append(y if y.shape[1] == size else y[:, :size])
         y = found[0] if len(found) == 1 else torch.cat(found, -1)
         return y.float() if plus is None else plus + y
-
-
-def take_rows(model: Any, found: Iterable[tuple[str, Tensor, str]]) -> Any:
-    """Put stored matrices, as the names of weights, bytes and kinds, in the place of a model's own.
-
-    A head that is the embedding shares its rows.
-    """
-    for name, rows, kind in found:
-        place = name.removesuffix(".weight")
-        part = model.get_submodule(place)
-        table = isinstance(part, nn.Embedding)
-        made = StoredEmbedding(rows, kind) if table else StoredLinear(rows, kind, part.bias)
-        model.set_submodule(place, made)
-    if model.config.tie_word_embeddings:
-        table = model.model.embed_tokens
-        model.lm_head = StoredLinear(table.rows, table.stored_kind)
-    return model
-
-
-@cache
-def four_bit_products() -> str | None:
-    """Why torch's product of four bits is of no use here, None if it is. Asked once a process.
-
-    It is not there, or gives other sums than decoded numbers do, or takes more than four times as
-    long as a product in float32 of a matrix that lies in the processor's cache: about twice as long
-    where it is written for the processor, forty times and more where it is not.
-    """
-    generator = torch.Generator().manual_seed(0)
-    rows = quantize(torch.randn(1072, 1024, generator=generator), "Q4_1")
-    w, x = numbers(rows, "Q4_1"), torch.randn(1, 1024, generator=generator)
-    try:
-        packed, scales = pack(rows, "Q4_1")
-        off = _product(x.bfloat16(), packed, scales).float() - x @ w.T
-    except (AttributeError, RuntimeError, NotImplementedError) as error:
-        return f"this torch has no product of four-bit matrices ({str(error).splitlines()[0]:.80})"
-    if not off.norm() < 0.02 * (x @ w.T).norm():
-        return "torch's product of four-bit matrices gives wrong sums on this processor"
-    short, ways = x.bfloat16(), {"four": float("inf"), "float": float("inf")}
-    for _ in range(5):
-        for name in ways:
-            start = time.perf_counter()
-            _product(short, packed, scales) if name == "four" else F.linear(x, w)
-            ways[name] = min(ways[name], time.perf_counter() - start)
-    if ways["four"] > 4 * ways["float"]:
-        return "torch's product of four-bit matrices is slow on this processor"
-    return None

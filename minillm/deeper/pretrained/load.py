@@ -160,7 +160,8 @@ def _from_gguf(
     model = fitting_model(LAYOUT, config, shapes, path)
     if not as_stored:
         return fill(model, gguf.read_weights(header, config), wanted, device)
-    from minillm.deeper.fast.four_bits import SIZES, four_bit_products, take_rows
+    from minillm.deeper.fast.four_bits import SIZES
+    from minillm.deeper.fast.stored import four_bit_products, take_rows
 
     kinds = {s.kind for s in header.tensors.values() if len(s.shape) > 1}
     odd = [name for name, s in header.tensors.items() if len(s.shape) > 1 and s.shape[-1] % 32]

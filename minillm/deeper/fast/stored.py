@@ -1,0 +1,139 @@
+"""Modules that keep a GGUF file's few bits, and whether they can be used here. Written by hand.
+
+What they compute is deeper/10_four_bits.
+"""
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache
+from typing import Any, Self
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from minillm.deeper.fast.four_bits import (
+    SIZES,
+    FourBitMatrix,
+    decoded_product,
+    level_product,
+    numbers,
+    pack,
+    quantize,
+)
+
+__all__ = ["StoredEmbedding", "StoredLinear", "StoredRows", "four_bit_products", "take_rows"]
+
+
+class StoredRows(nn.Module):
+    """A matrix as the bytes of its rows. `weight` tells how many, dtype and device: no numbers.
+
+    Raises: ValueError if it is moved to another device or dtype.
+    """
+
+    rows: Tensor  # (N, bytes) uint8
+    weight: Tensor  # (N, 0)
+
+    def __init__(self, rows: Tensor, kind: str) -> None:
+        super().__init__()
+        self.register_buffer("rows", rows, persistent=False)
+        self.register_buffer("weight", torch.empty(len(rows), 0), persistent=False)
+        self.stored_kind = kind
+
+    @property
+    def stored_numbers(self) -> int:
+        """How many numbers the matrix has."""
+        count, size = SIZES[self.stored_kind]
+        return self.rows.numel() // size * count
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        probe = torch.zeros((), dtype=torch.float32)
+        if (moved := fn(probe)).dtype != probe.dtype or moved.device != probe.device:
+            what = f"not in {moved.dtype} on {moved.device}"
+            raise ValueError(f"weights as stored are multiplied in float32 on the CPU, {what}")
+        return self
+
+    def extra_repr(self) -> str:
+        return f"{len(self.rows):,} rows, {self.stored_kind}"
+
+
+class StoredEmbedding(StoredRows):
+    """A table of which a row is decoded when an id asks for it. Shape: (...) -> (..., C)."""
+
+    looks_up = True
+
+    def forward(self, ids: Tensor) -> Tensor:
+        rows = F.embedding(ids.flatten(), self.rows)
+        return numbers(rows, self.stored_kind).view(*ids.shape, -1)
+
+
+class StoredLinear(StoredRows):
+    """`decoded_product` and a bias: on any processor, and for long prompts.
+
+    Shape: (..., in) -> (..., out).
+    """
+
+    bias: nn.Parameter | None
+
+    def __init__(self, rows: Tensor, kind: str, bias: nn.Parameter | None = None) -> None:
+        super().__init__(rows, kind)
+        self.register_parameter("bias", bias)
+
+    def active_weights(self) -> int:
+        """All of them multiply. See `minillm.support.counting`."""
+        return self.stored_numbers
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = decoded_product(x, self.rows, self.stored_kind)
+        return y if self.bias is None else y + self.bias
+
+    @staticmethod
+    def glue(linears: Sequence[Any], columns: Tensor | None) -> FourBitMatrix:
+        """Some of them, one above the other, for a packed model."""
+        return FourBitMatrix(linears, columns)
+
+
+def take_rows(model: Any, found: Iterable[tuple[str, Tensor, str]]) -> Any:
+    """Put stored matrices, as the names of weights, bytes and kinds, in the place of a model's own.
+
+    A head that is the embedding shares its rows.
+    """
+    for name, rows, kind in found:
+        place = name.removesuffix(".weight")
+        part = model.get_submodule(place)
+        table = isinstance(part, nn.Embedding)
+        made = StoredEmbedding(rows, kind) if table else StoredLinear(rows, kind, part.bias)
+        model.set_submodule(place, made)
+    if model.config.tie_word_embeddings:
+        table = model.model.embed_tokens
+        model.lm_head = StoredLinear(table.rows, table.stored_kind)
+    return model
+
+
+@cache
+def four_bit_products() -> str | None:
+    """Why torch's product of four bits is of no use here, None if it is. Asked once a process.
+
+    It is not there, or gives other sums than decoded numbers do, or takes more than ten times as
+    long as a product in float32 of a matrix that lies in the processor's cache: about twice as long
+    where it is written for the processor, forty times and more where it is not.
+    """
+    generator = torch.Generator().manual_seed(0)
+    rows = quantize(torch.randn(1072, 1024, generator=generator), "Q4_1")
+    w, x = numbers(rows, "Q4_1"), torch.randn(1, 1024, generator=generator)
+    try:
+        packed, scales = pack(rows, "Q4_1")
+        off = level_product(x.bfloat16(), packed, scales).float() - x @ w.T
+    except (AttributeError, RuntimeError, NotImplementedError) as error:
+        return f"this torch has no product of four-bit matrices ({str(error).splitlines()[0]:.80})"
+    if not off.norm() < 0.02 * (x @ w.T).norm():
+        return "torch's product of four-bit matrices gives wrong sums on this processor"
+    short, ways = x.bfloat16(), {"four": float("inf"), "float": float("inf")}
+    for _ in range(5):
+        for name in ways:
+            start = time.perf_counter()
+            level_product(short, packed, scales) if name == "four" else F.linear(x, w)
+            ways[name] = min(ways[name], time.perf_counter() - start)
+    if ways["four"] > 10 * ways["float"]:
+        return "torch's product of four-bit matrices is slow on this processor"
+    return None
