@@ -274,7 +274,7 @@ def normalized_product(
 def glued(linears: Sequence[Any], columns: Tensor | None = None) -> Any:
     """One matrix of several, one above the other; `columns` multiplies what it multiplies.
 
-    Linears of another kind say themselves how that goes (`StoredLinear` of deeper/10_four_bits).
+    Linears of another kind say themselves how that goes (`StoredLinear` of deeper/fast/stored).
     """
     if hasattr(linears[0], "glue"):
         return linears[0].glue(linears, columns)
