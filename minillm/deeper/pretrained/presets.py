@@ -123,6 +123,10 @@ PRESETS: dict[str, dict[str, Any]] = {
         "smollm3", 128256, (2048, 11008, 36, 16, 4), max_position_embeddings=65536, rope_theta=5e6,
         eos_token_id=128012,
     ),
+    "olmo-2-7b": _preset(
+        "olmo2", 100352, (4096, 11008, 32, 32, 32), max_position_embeddings=4096,
+        rope_theta=500000.0, rms_norm_eps=1e-6, eos_token_id=100257, pad_token_id=100277,
+    ),
     "gpt-oss-20b": _preset(
         "gpt_oss", 201088, (2880, 2880, 24, 64, 8), head_dim=64, max_position_embeddings=131072,
         sliding_window=128, rope_theta=150000.0, num_experts=32, num_experts_per_tok=4,
