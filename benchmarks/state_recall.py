@@ -7,10 +7,11 @@ numbers. Prints the share of right answers by the number of pairs told. Some thr
 """
 
 import math
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from minillm.config import ModelConfig
 from minillm.model import CausalLM
@@ -40,23 +41,32 @@ def make(kind: str, seed: int) -> CausalLM:
     return CausalLM(ModelConfig(**BASE, **more), seed=seed)
 
 
-def train(model: CausalLM, seed: int, steps: int, lr: float = 2e-2) -> None:
-    """Rows of 1 to 32 pairs, 32 a step."""
-    generator = torch.Generator().manual_seed(seed)
+def fit(model: nn.Module, loss_of_a_batch: Callable[[], Tensor], steps: int, lr: float) -> None:
+    """AdamW, the rate warmed up over 20 steps and then down half a cosine to a twentieth."""
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=lr, betas=(0.9, 0.95), weight_decay=0.0, fused=True
     )
     for step in range(steps):
-        pairs = int(torch.randint(1, KEYS + 1, (), generator=generator))
-        ids, wanted = draw(32, pairs, generator)
-        logits = model(ids, logits_to_keep=pairs)
-        loss = F.cross_entropy(logits.flatten(0, 1), wanted.flatten())
+        loss = loss_of_a_batch()
         optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         cosine = 0.525 + 0.475 * math.cos(math.pi * step / steps)
         optimizer.param_groups[0]["lr"] = lr * min(1, (step + 1) / 20) * cosine
         optimizer.step()
+
+
+def train(model: CausalLM, seed: int, steps: int, lr: float = 2e-2) -> None:
+    """Rows of 1 to 32 pairs, 32 a step."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def loss_of_a_batch() -> Tensor:
+        pairs = int(torch.randint(1, KEYS + 1, (), generator=generator))
+        ids, wanted = draw(32, pairs, generator)
+        logits = model(ids, logits_to_keep=pairs)
+        return F.cross_entropy(logits.flatten(0, 1), wanted.flatten())
+
+    fit(model, loss_of_a_batch, steps, lr)
 
 
 @torch.no_grad()

@@ -15,6 +15,7 @@ from unittest import mock
 
 import torch
 import torch.nn.functional as F
+from state_recall import fit
 from torch import Tensor, nn
 
 from minillm.beyond.families import qwen35
@@ -69,19 +70,12 @@ def make(rule: str, seed: int) -> nn.Sequential:
 def train(model: nn.Module, seed: int, lr: float) -> None:
     """Rows of 0 to 8 rewritings, 32 a step."""
     generator = torch.Generator().manual_seed(seed)
-    optimizer = torch.optim.AdamW(
-        model.parameters(), lr=lr, betas=(0.9, 0.95), weight_decay=0.0, fused=True
-    )
-    for step in range(STEPS):
-        again = int(torch.randint(9, (), generator=generator))
-        ids, wanted = draw(32, again, generator)
-        loss = F.cross_entropy(model(ids)[:, -KEYS:].flatten(0, 1), wanted.flatten())
-        optimizer.zero_grad()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        cosine = 0.525 + 0.475 * math.cos(math.pi * step / STEPS)
-        optimizer.param_groups[0]["lr"] = lr * min(1, (step + 1) / 20) * cosine
-        optimizer.step()
+
+    def loss_of_a_batch() -> Tensor:
+        ids, wanted = draw(32, int(torch.randint(9, (), generator=generator)), generator)
+        return F.cross_entropy(model(ids)[:, -KEYS:].flatten(0, 1), wanted.flatten())
+
+    fit(model, loss_of_a_batch, STEPS, lr)
 
 
 @torch.no_grad()

@@ -102,8 +102,8 @@ def family_of(model_type: Any) -> Family:
     Raises: ValueError, with the known names, if there is none, or if it is not where it should be.
     """
     if not isinstance(model_type, str) or model_type not in FAMILIES:
-        near = "; nearest is ".join(["", *get_close_matches(str(model_type)[:60], FAMILIES, n=1)])
-        known = f"known are {', '.join(FAMILIES)}{near}"
+        near = get_close_matches(str(model_type)[:60], FAMILIES, n=1)
+        known = f"known are {', '.join(FAMILIES)}" + (f"; nearest is {near[0]}" if near else "")
         raise ValueError(f"unknown model_type {model_type!r:.60}; {known}")
     found = FAMILIES[model_type]
     if isinstance(found, str):
