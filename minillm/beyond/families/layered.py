@@ -109,7 +109,15 @@ class LayeredDecoder(Decoder):
         numbers = range(config.num_hidden_layers)
         self.has_window = tuple(config.has_window(layer) for layer in numbers)
         self.window = config.sliding_window if any(self.has_window) else None
-        self.config = replace(config, sliding_window=None)
+
+    @property
+    def config(self) -> Any:
+        """The model's, without the window; also once an adapter or a smaller vocabulary sets it."""
+        return self._config
+
+    @config.setter
+    def config(self, config: ModelConfig) -> None:
+        self._config = replace(config, sliding_window=None)
 
     def with_window(self, mask: Tensor | None, slots: Tensor, keys: Tensor) -> Any:
         """A mask of all the past, and beside it that of layers with a window.
