@@ -59,7 +59,9 @@ CONFIGS = {
         **LAYERED, layer_types=MIXED, query_pre_attn_scalar=20, rope_parameters=BY_LAYER,
         tie_word_embeddings=False, attention_bias=True,
     ),
-    "gemma3-bare": lambda: t.Gemma3TextConfig(**LAYERED, sliding_window_pattern=2),
+    "gemma3-capped": lambda: t.Gemma3TextConfig(
+        **LAYERED, sliding_window_pattern=2, final_logit_softcapping=2.0
+    ),
     "qwen3-5": lambda: t.Qwen3_5TextConfig(**DEEP, head_dim=16, **DELTA),
     "qwen3-5-mixed": lambda: t.Qwen3_5TextConfig(
         **DEEP, head_dim=12, **{**DELTA, "linear_num_value_heads": 2}, attention_bias=True,

@@ -88,6 +88,14 @@ def gelu_mlp(c, layer):
     return GatedMLP(c.hidden_size, c.intermediate_size, activation="gelu")
 
 
+def half(head, inputs, scores):
+    return scores / 2
+
+
+def halved(c):
+    return half
+
+
 def norm_of_its_own(c):
     return RMSNorm(c.hidden_size, eps=0.1)
 
@@ -108,6 +116,7 @@ OWN = {
     "own-norm": Family(norm=norm_of_its_own),
     "own-last-norm": Family(decoder=LastNorm),
     "own-mlp": Family(mlp=gelu_mlp),
+    "own-scores": Family(scores=halved),
     "own-nothing": Family(layer=llama_layer, rotary=llama_rotary),
 }
 SIZES = {"vocab_size": 61, "hidden_size": 32, "num_hidden_layers": 2, "initializer_range": 0.3}
@@ -170,6 +179,7 @@ PACKED = {
     "own-norm": "layers.0.input_layernorm is RMSNorm",
     "own-last-norm": "norm is LayerNorm",
     "own-mlp": "layers.0.mlp has another activation than silu",
+    "own-scores": "lm_head changes its scores, as its family does",
 }
 EXPORT = {
     **dict.fromkeys(STATES, "keeps states"),

@@ -39,6 +39,12 @@ class Doors(nn.Module):
 
         save_pretrained(self, tokenizer, folder)  # type: ignore[arg-type]
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        c: Any = self.config if name == "lm_head" else None
+        if c and c.family.scores and (change := c.family.scores(c)):
+            value.register_forward_hook(change)  # a head of whatever class
+
     def before_compiling(self) -> None:
         """Lay out what `run` needs when compiled: here nothing."""
 

@@ -25,6 +25,8 @@ class Family:
         norm, attention, embedding, rotary: functions that make a part from a config.
         decoder: the same, for the whole stack (`minillm.model.Decoder`).
         mlp, layer: the same, from config and number of the layer.
+        scores: makes from a config a function `(head, inputs, scores) -> scores`, or None: a
+            forward hook of torch, which the head gets.
         architecture: the class in transformers; without it, its files hold our keys.
         spelling: keys that its files spell in their own way, ours -> theirs.
         aliases: more names that its files may use for a key, theirs -> ours.
@@ -48,6 +50,7 @@ class Family:
     embedding: Callable[..., Any] | None = None
     rotary: Callable[..., Any] | None = None
     decoder: Callable[..., Any] | None = None
+    scores: Callable[..., Any] | None = None
     architecture: str = ""
     spelling: Mapping[str, str] = field(default_factory=dict)
     aliases: Mapping[str, str] = field(default_factory=dict)

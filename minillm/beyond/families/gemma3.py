@@ -6,8 +6,10 @@ Source: Gemma Team 2025 (Gemma 3 technical report), section 2; numbers as transf
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor, nn
 
 from minillm.beyond.families.gemma import embedding, norm
@@ -30,9 +32,13 @@ class Gemma3Config(LayeredConfig):
     rope_theta: float = 1e6
     sliding_window_pattern: int = 6
     query_pre_attn_scalar: float = 256
+    final_logit_softcapping: float | None = None  # scores stay between minus this and this
 
     local_theta: ClassVar[float | None] = 1e4
-    kinds: ClassVar[Mapping[str, Kind]] = {**LayeredConfig.kinds, "query_pre_attn_scalar": POSITIVE}
+    kinds: ClassVar[Mapping[str, Kind]] = {
+        **LayeredConfig.kinds,
+        **dict.fromkeys(["query_pre_attn_scalar", "final_logit_softcapping"], POSITIVE),
+    }
 
 
 class Sandwich(nn.Module):
@@ -66,6 +72,17 @@ def layer(c: Gemma3Config, number: int) -> nn.Module:
     return Sandwich(*parts, *(make_part("norm", c) for _ in range(4)))
 
 
+def capped(head: nn.Module, inputs: Any, scores: Tensor, cap: float) -> Tensor:
+    """Scores, bent to between -cap and cap."""
+    return torch.tanh(scores / cap) * cap
+
+
+def scores(c: Gemma3Config) -> Any:
+    """The cap of the config; published files have none."""
+    cap = c.final_logit_softcapping
+    return None if cap is None else partial(capped, cap=cap)
+
+
 GEMMA3 = Family(
     config=Gemma3Config,
     norm=norm,
@@ -74,6 +91,7 @@ GEMMA3 = Family(
     layer=layer,
     rotary=rotary,
     decoder=LayeredDecoder,
+    scores=scores,
     architecture="Gemma3ForCausalLM",
     spelling={"hidden_act": "hidden_activation"},
     usual={
@@ -85,7 +103,7 @@ GEMMA3 = Family(
         "sliding_window": 4096,
         "rope_theta": 1e6,
     },
-    reads="use_bidirectional_attention final_logit_softcapping",
+    reads="use_bidirectional_attention",
     unwritten="mlp_bias",
     windowed=True,
     write=write_ropes,

@@ -37,7 +37,6 @@ _SUPPORTED = {
     "is_encoder_decoder": ((False,), "an encoder beside the decoder"),
     "use_bidirectional_attention": ((False,), "attention to later tokens"),
     "quantization_config": ((), "quantized weights"),
-    "final_logit_softcapping": ((), "scores that are capped"),
     "scoring_func": (("sigmoid",), "scores of experts that are no sigmoids"),
     "topk_method": (("noaux_tc",), "groups of experts judged in another way"),
 }
@@ -323,15 +322,20 @@ def _read_window(found: dict[str, Any], family: Family) -> None:
         raise ValueError("a sliding window for some of the layers only is not supported")
 
 
+# Keys under which transformers 5 takes no whole number.
+_FLOATS = {
+    *"rms_norm_eps rope_theta attention_dropout initializer_range".split(),
+    *"routed_scaling_factor router_aux_loss_coef final_logit_softcapping".split(),
+}
+
+
 def write_config(config: ModelConfig) -> dict[str, Any]:
     """A `config.json` that transformers 4 and 5 read."""
     family = config.family
     data = {f.name: _plain(getattr(config, f.name)) for f in fields(config)}
     if not family.architecture:  # a family that was added to `FAMILIES`: our keys as they are
         return data
-    for key in ["rms_norm_eps", "rope_theta", "attention_dropout", "initializer_range"]:
-        data[key] = float(data[key])  # transformers 5 takes no whole number there
-    for key in data.keys() & {"routed_scaling_factor", "router_aux_loss_coef"}:
+    for key in _FLOATS & {key for key, value in data.items() if value is not None}:
         data[key] = float(data[key])
     data["hidden_act"] = ACTIVATION_NAMES.get(data["hidden_act"], data["hidden_act"])
     drop = set(family.unwritten.split())

@@ -119,6 +119,11 @@ PRESETS: dict[str, dict[str, Any]] = {
         "gemma3_text", 262144, (640, 2048, 18, 4, 1), head_dim=256, max_position_embeddings=32768,
         sliding_window=512, bos_token_id=2, eos_token_id=1, pad_token_id=0,
     ),
+    "qwen3.5-0.8b": _preset(  # its part for texts
+        "qwen3_5_text", 248320, (1024, 3584, 24, 8, 2), head_dim=256, rope_theta=1e7,
+        max_position_embeddings=262144, linear_num_value_heads=16, tie_word_embeddings=True,
+        eos_token_id=248044,
+    ),
     "smollm3-3b": _preset(
         "smollm3", 128256, (2048, 11008, 36, 16, 4), max_position_embeddings=65536, rope_theta=5e6,
         eos_token_id=128012,

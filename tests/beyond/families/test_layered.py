@@ -4,19 +4,25 @@ That their plain passes, caches, padding, texts and files are transformers' is f
 tests/deeper/pretrained/test_load.py, which has them in its table.
 """
 
+import copy
 import json
+import pickle
 import shutil
 import warnings
+from dataclasses import replace
 
 import pytest
 import torch
+import torch.nn.functional as F
 import transformers
 from family_checkpoints import DEEP, DELTA, LAYERED, LINEAR, THETA, make, ragged
 from safetensors.torch import load_file, save_file
 
 from minillm.beyond.export.step import DecodingStep, decode, export_step
 from minillm.beyond.families.qwen35 import delta_rule
+from minillm.beyond.lora.adapters import add_lora, merge, remove_lora
 from minillm.config import ModelConfig
+from minillm.deeper.fast.small import int8_copy
 from minillm.deeper.pretrained.load import from_pretrained
 from minillm.generation import generate
 from minillm.model import CausalLM
@@ -41,6 +47,7 @@ TURNED = {
         {"rope_parameters": GONE, "rope_scaling": {"rope_type": "linear", "factor": 8.0}},
         {"query_pre_attn_scalar": 8},
         {"query_pre_attn_scalar": GONE},
+        {"final_logit_softcapping": 0.5},
         {"rms_norm_eps": 0.1},
         {"hidden_activation": "silu"},
         {"tie_word_embeddings": True},
@@ -96,7 +103,7 @@ TURNED = {
 REFUSED = {
     "gemma3": [
         ({"use_bidirectional_attention": True}, "use_bidirectional_attention=True"),
-        ({"final_logit_softcapping": 30.0}, r"final_logit_softcapping=30\.0"),
+        ({"final_logit_softcapping": 0}, "final_logit_softcapping must be a number above 0, not 0"),
         ({"sliding_window": None}, "sliding_window is not given"),
         ({"layer_types": [FULL]}, "1 layer_types, but num_hidden_layers is 4"),
         ({"layer_types": ["chunked_attention"] * 4}, "layer_types must be a list, each full_att"),
@@ -230,15 +237,62 @@ def test_only_layers_with_a_window_keep_a_ring(folder_of):
     assert twin.length == cache.length == 21
 
 
+@pytest.mark.parametrize("keys", [{}, {"final_logit_softcapping": 2}])
 @torch.no_grad()
-def test_an_exported_step_and_a_packed_copy(folder_of):
-    model, prompt = CausalLM.from_pretrained(folder_of("gemma3")), ragged()[0][:1]
+def test_an_exported_step(keys, folder_of, tmp_path):
+    model = CausalLM.from_pretrained(changed(folder_of("gemma3"), keys, tmp_path))
+    prompt = ragged()[0][:1]
     expected = generate(model, prompt, max_new_tokens=12, eos_token_id=None)
     step = DecodingStep(model, max_length=40)
     exported = export_step(model, max_length=40).module()
     for each in (step, exported):
         assert torch.equal(decode(each, prompt, step.empty(), max_new_tokens=12), expected)
+    logits = exported(prompt[:, :1], torch.tensor([0]), *step.empty())[0]
+    torch.testing.assert_close(logits, model(prompt[:, :1])[:, 0])
+
+
+def test_a_packed_copy_is_refused_by_name(folder_of):
+    model = CausalLM.from_pretrained(folder_of("gemma3"))
     with pytest.raises(ValueError, match=r"gemma3_text .* cannot be packed: layers\.0 is a Sandw"):
+        model.packed()
+
+
+def test_a_cap_holds_for_whatever_head_there_is(tmp_path):
+    """It comes after the head: in a loss, a copy, one of 8 bits, with an adapter."""
+    theirs = make("gemma3-capped", tmp_path)
+    model, (ids, _, _) = CausalLM.from_pretrained(tmp_path), ragged()
+    logits = model(ids)
+    assert 1.9 < logits.abs().max() < 2
+    loss = F.cross_entropy(logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
+    expected = theirs(ids, labels=ids).loss
+    torch.testing.assert_close(loss, expected, atol=1e-5, rtol=1e-5)
+    for lm, its_loss in ((model, loss), (theirs, expected)):
+        lm.zero_grad()
+        its_loss.backward()
+    torch.testing.assert_close(
+        model.model.norm.weight.grad, theirs.model.norm.weight.grad, atol=1e-5, rtol=1e-5
+    )
+    with torch.no_grad():
+        uncapped = CausalLM(replace(model.config, final_logit_softcapping=None)).eval()
+        uncapped.load_state_dict(model.state_dict())
+        for copied in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+            assert torch.equal(copied(ids), logits)
+        whole = int8_copy(uncapped)(ids)
+        assert whole.abs().max() > 3
+        torch.testing.assert_close(int8_copy(model)(ids), 2 * torch.tanh(whole / 2))
+        adapted = [copy.deepcopy(model), copy.deepcopy(uncapped)]
+        for lm in adapted:
+            add_lora(lm, 2, 4, ["lm_head"])
+            torch.nn.init.normal_(lm.lm_head.lora_B.weight, generator=torch.manual_seed(0))
+        wanted = 2 * torch.tanh(adapted[1](ids) / 2)
+        assert (wanted - logits).abs().max() > 0.1
+        torch.testing.assert_close(adapted[0](ids), wanted)
+        merge(adapted[0])
+        torch.testing.assert_close(adapted[0](ids), wanted)
+        remove_lora(adapted[0])
+        torch.testing.assert_close(adapted[0](ids), wanted)
+    assert model.flops_per_token(9) == uncapped.flops_per_token(9)
+    with pytest.raises(ValueError, match=r"lm_head changes its scores, as its family does: packed"):
         model.packed()
 
 

@@ -106,15 +106,19 @@ def sized(tokenizer, **changes):
     return CausalLM(ModelConfig(**config), seed=2).eval()
 
 
+WINDOWS = {"model_type": "gemma3_text", "sliding_window": 4, "sliding_window_pattern": 2}
+
+
+@pytest.mark.parametrize("keys", [{}, {**WINDOWS, "final_logit_softcapping": 0.02}])
 @pytest.mark.parametrize("tied", [False, True])
-def test_kept_logits_are_the_same(tokenizer, tied):
-    model = sized(tokenizer, tie_word_embeddings=tied).double()
-    keep = tokenizer.encode("the cat sat")
+def test_kept_logits_are_the_same(tokenizer, tied, keys):
+    model = sized(tokenizer, tie_word_embeddings=tied, **keys).double()
+    text = "the cat sat the cat sat the cat"  # longer than a window
+    keep = tokenizer.encode(text)
     small, small_tokenizer, old = prune_vocabulary(model, tokenizer, keep)
     assert small.config.vocab_size == len(old) == small_tokenizer.vocab_size < 270
     assert (small.lm_head.weight is small.model.embed_tokens.weight) is tied
     assert small.config.eos_token_id == old.index(269) == small_tokenizer.eos_token_id
-    text = "the cat sat"
     ids, new_ids = (torch.tensor([t.encode(text)]) for t in (tokenizer, small_tokenizer))
     assert [old[i] for i in new_ids[0]] == ids[0].tolist()
     with torch.no_grad():
