@@ -322,6 +322,7 @@ _OPTIONAL = {
     "attention.head_count_kv": "num_key_value_heads",
     "attention.key_length": "head_dim",
     "context_length": "max_position_embeddings",
+    "final_logit_softcapping": "final_logit_softcapping",
     "rope.freq_base": "rope_theta",
     "vocab_size": "vocab_size",
 }
@@ -379,7 +380,7 @@ def read_config(header: Header) -> ModelConfig:
         header.fail(f"it lacks {', '.join(missing)}")
     found = {new: ours.pop(old) for old, new in (_OPTIONAL | needed).items() if old in ours}
     found |= _found_in_tensors(header)
-    if name == "gemma3" and ours.get("rope.scaling.type") == "linear":  # where no window reads
+    if ours.get("rope.scaling.type") == "linear":  # of a Gemma 3 where no window reads
         scaling = {"rope_type": ours.pop("rope.scaling.type")}
         found["rope_scaling"] = {**scaling, "factor": ours.pop("rope.scaling.factor", None)}
     found["bos_token_id"], found["pad_token_id"] = _id_of(header, "bos"), _id_of(header, "padding")
@@ -468,6 +469,8 @@ def _with_scaling(header: Header, config: ModelConfig) -> ModelConfig:
     scaling: dict[str, Any] = {"rope_type": "llama3", "factor": float(factors.max())}
     scaling |= {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
     scaling |= {"original_max_position_embeddings": 8192}
+    if config.rope_scaling is not None:
+        raise ValueError("rope_freqs.weight beside rope.scaling.type 'linear': not supported")
     if factors.shape != (config.head_dim // 2,):
         raise ValueError(f"rope_freqs.weight is {tuple(factors.shape)}, not (head_dim / 2,)")
     plain, _ = rope_frequencies(config.head_dim, base=config.rope_theta)

@@ -208,6 +208,10 @@ def test_llama_3_1_keeps_its_scaling_in_a_tensor(tmp_path):
         with_tensors(path, {"rope_freqs.weight": wrong})
         with pytest.raises(ValueError, match=r"model\.gguf: .*(rope_freqs|factor)"):
             from_pretrained(path)
+    both = {"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": 2.0}
+    with_tensors(path, {"rope_freqs.weight": factors}, changes=both)
+    with pytest.raises(ValueError, match=r"rope_freqs\.weight beside rope\.scaling\.type 'linear'"):
+        from_pretrained(path)
 
 
 # The tokenizer
@@ -462,22 +466,57 @@ def test_what_a_gemma_3_must_say_and_what_follows_from_its_layers(tmp_path):
         path = write(tmp_path / "model.gguf", model, changes={f"gemma3.{key}": None})
         with pytest.raises(ValueError, match=rf"it lacks gemma3\.{key}"):
             read_config(read_header(path))
-    strange = {"rope.scaling.type": "yarn", "final_logit_softcapping": 30.0}
+    strange = {"rope.scaling.type": "yarn", "attn_logit_softcapping": 50.0}
     for key, value in {**strange, "attention.sliding_window_pattern": 6}.items():
         path = write(tmp_path / "model.gguf", model, changes={f"gemma3.{key}": value})
         with pytest.raises(ValueError, match=rf"gemma3\.{key} = .* is not supported"):
             read_config(read_header(path))
-    slowed = {"gemma3.rope.scaling.type": "linear", "gemma3.rope.scaling.factor": 8.0}  # 4B and up
-    config = read_config(read_header(write(path, model, changes=slowed)))
-    assert config.rope_scaling == {"rope_type": "linear", "factor": 8.0}
-    assert config.rope_local == {"rope_theta": 1e4}
-    with pytest.raises(ValueError, match=r"model\.gguf: .*factor"):
-        read_config(read_header(write(path, model, changes={"gemma3.rope.scaling.type": "linear"})))
+    for cap in (0.0, -1.0):
+        path = write(path, model, changes={"gemma3.final_logit_softcapping": cap})
+        with pytest.raises(ValueError, match="final_logit_softcapping must be a number above 0"):
+            read_config(read_header(path))
     scales = {}
     for layers in (7, 62):
         path = write(tmp_path / "model.gguf", model, changes={"gemma3.block_count": layers})
         scales[layers] = read_config(read_header(path)).query_pre_attn_scalar
     assert scales == {7: 256, 62: 64 / 4}  # Google's model of 62 layers: 5,376 / 32 = 168
+
+
+# Of a Gemma 3 the layers without a window (4B and up); llama.cpp reads it alike for all.
+@pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3", "gemma3"])
+@torch.no_grad()
+def test_a_rotation_that_is_slowed(name, tmp_path):
+    model, linear = model_of(name), {"rope_type": "linear", "factor": 8.0}
+    ids = torch.arange(17)[None] * 7
+    plain, c = model(ids).logits, model.config
+    kind = c.model_type.removesuffix("_text")
+    changes = {f"{kind}.rope.scaling.type": "linear", f"{kind}.rope.scaling.factor": 8.0}
+    ours, _ = from_pretrained(write(tmp_path / "model.gguf", model, changes=changes))
+    tables = c.rope_parameters
+    slow = {**tables.get("full_attention", tables), **linear}
+    c.rope_parameters = {**tables, "full_attention": slow} if kind == "gemma3" else slow
+    theirs_ = transformers.AutoModelForCausalLM.from_config(c).eval()
+    theirs_.load_state_dict(model.state_dict())
+    torch.testing.assert_close(ours(ids), theirs_(ids).logits, atol=1e-4, rtol=1e-5)
+    assert (ours(ids) - plain).abs().max() > 0.1
+    assert ours.config.rope_scaling == linear
+    assert getattr(ours.config, "rope_local", {"rope_theta": 1e4}) == {"rope_theta": 1e4}
+    path = write(tmp_path / "model.gguf", model, changes={**changes, [*changes][1]: None})
+    with pytest.raises(ValueError, match=r"model\.gguf: .*factor"):
+        read_config(read_header(path))
+
+
+@torch.no_grad()
+def test_a_cap_on_the_scores(tmp_path):
+    model, ids = model_of("gemma3"), torch.arange(17)[None] * 7
+    path = tmp_path / "model.gguf"
+    ours, _ = from_pretrained(write(path, model, changes={"gemma3.final_logit_softcapping": 2.0}))
+    assert model(ids).logits.abs().max() > 3
+    model.config.final_logit_softcapping = 2.0
+    torch.testing.assert_close(ours(ids), model(ids).logits, atol=1e-4, rtol=1e-5)
+    changes = {"llama.final_logit_softcapping": 2.0}
+    with pytest.raises(ValueError, match="a llama config has no final_logit_softcapping"):
+        from_pretrained(write(path, changes=changes))
 
 
 def test_keys_that_change_nothing_are_read_in_silence(tmp_path):
