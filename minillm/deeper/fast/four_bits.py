@@ -24,11 +24,13 @@ __all__ = [
     "numbers",
     "pack",
     "quantize",
+    "sixteen_bits",
 ]
 
 GROUP = 32  # neighbours in a row that share a scale
 
-SIZES = {"Q4_0": (32, 18), "Q4_1": (32, 20), "Q4_K": (256, 144), "Q8_0": (32, 34)}  # numbers, bytes
+# Numbers in a block, and bytes. BF16: of Q8_0, where that is quicker.
+SIZES = {"Q4_0": (32, 18), "Q4_1": (32, 20), "Q4_K": (256, 144), "Q8_0": (32, 34), "BF16": (1, 2)}
 
 
 def quantize(weight: Tensor, kind: str) -> Tensor:
@@ -90,6 +92,8 @@ def blocks(rows: Tensor, kind: str) -> tuple[Tensor, Tensor, Tensor]:
 
 def numbers(rows: Tensor, kind: str) -> Tensor:
     """The numbers of some rows. Shape: (N, bytes) uint8 -> (N, K) float32."""
+    if kind == "BF16":
+        return rows.view(torch.bfloat16).float()
     levels, scale, least = blocks(rows, kind)
     # in place, a number of one tensor at a time: `addcmul` of three takes three times as long
     return levels.float().mul_(scale[..., None]).add_(least[..., None]).flatten(1)
@@ -128,6 +132,12 @@ def pack(rows: Tensor, kind: str) -> tuple[Tensor, Tensor]:
     return packed, scales
 
 
+def sixteen_bits(rows: Tensor, kind: str) -> Tensor:
+    """Rows of another kind as "BF16". Shape: (N, bytes) uint8 -> (N, 2 K) uint8."""
+    pieces = (numbers(some, kind).bfloat16() for some in rows.split(1024))
+    return torch.cat([piece.view(torch.uint8) for piece in pieces])
+
+
 def decoded_product(x: Tensor, rows: Tensor, kind: str) -> Tensor:
     """`x @ W.T`, some rows of W at a time: decoded, multiplied, thrown away.
 
@@ -144,6 +154,7 @@ class FourBitMatrix(nn.Module):
     """Matrices of a file, one above the other, by torch's product of four bits: a few rows of x.
 
     x is rounded to bfloat16, as is the result. `columns`, the weight of a norm, multiplies x.
+    Matrices of kind "BF16" are multiplied where they lie; four rows and more by decoded numbers.
     Shape: x (T, in), plus (T, out) or (out,) -> (T, out).
     """
 
@@ -152,9 +163,12 @@ class FourBitMatrix(nn.Module):
     def __init__(self, linears: Sequence[Any], columns: Tensor | None = None) -> None:
         super().__init__()
         self.register_buffer("columns", columns, persistent=False)
-        self.parts: list[tuple[Tensor, Tensor, bool, int]] = []
+        self.parts: list[tuple[Tensor, Tensor | None, bool, int]] = []
         for kind, same in groupby(linears, lambda linear: linear.stored_kind):
             found = [linear.rows for linear in same]
+            if kind == "BF16":
+                self.parts += [(rows, None, False, len(rows)) for rows in found]
+                continue
             rows = found[0] if len(found) == 1 else torch.cat(found)
             self.parts.append((*pack(rows, kind), kind == "Q8_0", len(rows)))
 
@@ -167,10 +181,15 @@ class FourBitMatrix(nn.Module):
         return len(x) <= FEW
 
     def forward(self, x: Tensor, plus: Tensor | None = None) -> Tensor:
-        x = (x if self.columns is None else x * self.columns).to(torch.bfloat16)
-        found = []
+        x = x if self.columns is None else x * self.columns
+        short, found = x.to(torch.bfloat16), []
         for packed, scales, twice, size in self.parts:
-            y = level_product(x.repeat(1, 2) if twice else x, packed, scales)
+            if scales is not None:
+                y = level_product(short.repeat(1, 2) if twice else short, packed, scales)
+            elif len(x) < 4:
+                y = F.linear(short, packed.view(torch.bfloat16))
+            else:
+                y = decoded_product(x, packed, "BF16")
             found.append(y if y.shape[1] == size else y[:, :size])
         y = found[0] if len(found) == 1 else torch.cat(found, -1)
         return y.float() if plus is None else plus + y

@@ -20,6 +20,7 @@ from minillm.deeper.fast.four_bits import (
     numbers,
     pack,
     quantize,
+    sixteen_bits,
 )
 
 __all__ = ["StoredEmbedding", "StoredLinear", "StoredRows", "four_bit_products", "take_rows"]
@@ -96,9 +97,13 @@ class StoredLinear(StoredRows):
 def take_rows(model: Any, found: Iterable[tuple[str, Tensor, str]]) -> Any:
     """Put stored matrices, as the names of weights, bytes and kinds, in the place of a model's own.
 
-    A head that is the embedding shares its rows.
+    A head that is the embedding shares its rows. Those of eight bits become bfloat16 where a row is
+    multiplied by that more quickly: as many bytes as two copies of eight bits, of which one is laid
+    out for the product.
     """
     for name, rows, kind in found:
+        if kind == "Q8_0" and sixteen_bits_are_quicker():
+            rows, kind = sixteen_bits(rows, kind), "BF16"
         place = name.removesuffix(".weight")
         part = model.get_submodule(place)
         table = isinstance(part, nn.Embedding)
@@ -108,6 +113,24 @@ def take_rows(model: Any, found: Iterable[tuple[str, Tensor, str]]) -> Any:
         table = model.model.embed_tokens
         model.lm_head = StoredLinear(table.rows, table.stored_kind)
     return model
+
+
+@cache
+def sixteen_bits_are_quicker() -> bool:
+    """Whether one row is multiplied more quickly by bfloat16 than by twice four bits.
+
+    By the clock, once a process.
+    """
+    rows = torch.zeros(1072, 1088, dtype=torch.uint8)
+    pairs = (rows, "Q8_0"), (sixteen_bits(rows, "Q8_0"), "BF16")
+    made = {kind: FourBitMatrix([StoredLinear(data, kind)]) for data, kind in pairs}
+    best, x = dict.fromkeys(made, float("inf")), torch.ones(1, 1024)
+    for _ in range(5):
+        for kind, matrix in made.items():
+            start = time.perf_counter()
+            matrix(x)
+            best[kind] = min(best[kind], time.perf_counter() - start)
+    return best["BF16"] < best["Q8_0"]
 
 
 @cache

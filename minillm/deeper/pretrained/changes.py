@@ -58,7 +58,7 @@ def _change(part: nn.Module | None, wanted: nn.Module | None, hooks: bool) -> st
     if part is None:
         return f"is not there, its config makes a {type(wanted).__name__}"
     if hooks and (part._forward_hooks or part._forward_pre_hooks):
-        by_family = bool(getattr(wanted, "_forward_hooks", None))
+        by_family = part is not wanted and getattr(wanted, "_forward_hooks", None)
         return "changes its scores, as its family does" if by_family else "has a forward hook"
     if part is wanted or hasattr(part, "lora_A"):
         return None

@@ -70,8 +70,9 @@ def from_pretrained(
     be written.
 
     With `weights="as stored"` those of a GGUF file keep the few bits that they have there (of types
-    other than Q4_0, Q4_1, Q4_K and Q8_0 they get 8 bits, with a warning): a `PackedLM` on the CPU,
-    for generation only. Where torch has no product for them, they become float32, with a warning.
+    other than Q4_0, Q4_1, Q4_K and Q8_0 they get 8 bits, with a warning; 8 bits become bfloat16 on
+    processors where that is quicker): a `PackedLM` on the CPU, for generation only. Where torch has
+    no product for them, they become float32, with a warning.
     Raises: ValueError if a weight is missing, unexpected or of another shape, each named, if the
         family is unknown, or for weights="as stored" of what is no GGUF file, or elsewhere than in
         float32 on the CPU; FileNotFoundError if there is no such folder and no hub to ask.
@@ -169,11 +170,12 @@ def _from_gguf(
     if why is not None:
         warnings.warn(f"{path}: {why}, so the weights become float32", stacklevel=5)
         return fill(model, gguf.read_weights(header, config), wanted, device).packed()
-    if others := sorted(kinds - SIZES.keys()):
+    kept = SIZES.keys() - {"BF16"}
+    if others := sorted(kinds - kept):
         loss = "each number moves by at most 1/220 of the largest of its 32 neighbours"
         warnings.warn(f"{path}: {', '.join(others)} become 8 bits: {loss}", stacklevel=5)
     model = fill(model, gguf.read_weights(header, config, matrices=False), wanted, device)
-    return take_rows(model, gguf.read_rows(header, config, SIZES)).packed()
+    return take_rows(model, gguf.read_rows(header, config, kept)).packed()
 
 
 def _checkpoint(folder: Path) -> Path | None:
