@@ -2,6 +2,7 @@
 
 import math
 import os
+import sys
 from collections import Counter
 
 # Two busy-waiting OpenMP threads on shared cores can be a hundred times slower than one.
@@ -18,6 +19,7 @@ os.environ.setdefault("PYTHONWARNINGS", "ignore:Guards may run slower:RuntimeWar
 
 import pytest
 import torch
+import warm_kernel
 from hypothesis import settings
 
 # Hypothesis: no per-example deadline (machines are shared), the same examples on each run. The
@@ -66,6 +68,12 @@ class LongestFirst:
 def pytest_configure(config: pytest.Config) -> None:
     if hasattr(config, "workerinput") or config.getoption("dist", "no") != "no":
         config.pluginmanager.register(LongestFirst(config))
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    one_thread = sys.platform == "linux" and os.environ["OMP_NUM_THREADS"] == "1"
+    if one_thread and session.config.pluginmanager.hasplugin("nbval"):
+        warm_kernel.use()  # only here: `pytest notebooks/05_rope.ipynb` reads no tests/conftest.py
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
