@@ -1,8 +1,8 @@
-"""Kernels for nbval that have loaded torch and matplotlib already (Linux; elsewhere usual ones).
+"""Kernels for nbval that have loaded torch, matplotlib and transformers (Linux only).
 
 One process loads them and waits. For each page it forks: the child becomes the page's kernel, which
 knows of no other page's. Forked is only a process of a single thread: a lock that another thread
-holds at that moment is held for ever. It spares a page five seconds.
+holds at that moment is held for ever.
 
     python tests/warm_kernel.py    reads a line of JSON a kernel, and answers with its process id
 """
@@ -81,7 +81,8 @@ def main() -> None:
 
     import matplotlib.pyplot  # noqa: F401
     import numpy as np
-    import torch._dynamo
+    import torch._dynamo  # every optimizer does
+    import transformers.modeling_utils  # noqa: F401
     from ipykernel import kernelapp, zmqshell  # noqa: F401
 
     gc.freeze()  # no kernel goes through what is loaded here, nor copies it by doing so
