@@ -46,7 +46,7 @@ warm: subprocess.Popen | None = None
 def launch_kernel(cmd: list[str], *, env: dict[str, str], cwd: str, **popen: object) -> Kernel:
     """In place of jupyter_client's, which begins a Python for each kernel."""
     global warm
-    if warm is None:
+    if warm is None or warm.poll() is not None:
         usual = {"MPLBACKEND": "module://matplotlib_inline.backend_inline"}  # as ipykernel sets it
         warm = subprocess.Popen(
             [sys.executable, __file__],
