@@ -91,10 +91,9 @@ class Checkpoint:
             except ValueError as error:
                 return str(error), ""
 
-    def compare(self, base, key, changes):
-        """What is wrong with our reading of a key; None if nothing is."""
-        before, after = self.theirs(base), self.theirs({**base, **changes})
-        found, warned = self.ours({**base, **changes})
+    def compare(self, before, key, changes):
+        """What is wrong with our reading of a key (`before`: their logits without it); or None."""
+        after, (found, warned) = self.theirs(changes), self.ours(changes)
         passed = after is not None and torch.allclose(before, after, rtol=0, atol=1e-6)
         if isinstance(found, str):
             return f"{key}: passed over there, here {found}" if passed else None
@@ -113,7 +112,8 @@ READ = {"attention_dropout", "sliding_window", "intermediate_size"}
 @pytest.mark.parametrize("name", NAMES)
 def test_a_key_is_computed_passed_over_by_name_or_refused(name, tmp_path):
     checkpoint = Checkpoint(name, tmp_path)
-    wrong = [checkpoint.compare({}, key, {key: value}) for key, value in KEYS.items()]
+    before = checkpoint.theirs({})
+    wrong = [checkpoint.compare(before, key, {key: value}) for key, value in KEYS.items()]
     # properties of Falcon's config without a setter: transformers stops, and no file has them
     known = {"head_dim: other numbers, or none there"} if name == "falcon-new" else set()
     assert {*filter(None, wrong)} <= known
@@ -133,7 +133,8 @@ def test_a_key_of_the_rotation_is_computed_passed_over_or_refused(name, old, kin
         return {**both, "max_position_embeddings": 32}
 
     assert not isinstance(checkpoint.ours(table())[0], str)
-    wrong = [checkpoint.compare(table(), k, table(**{k: v})) for k, v in IN_THE_TABLE.items()]
+    before = checkpoint.theirs(table())
+    wrong = [checkpoint.compare(before, k, table(**{k: v})) for k, v in IN_THE_TABLE.items()]
     assert not [*filter(None, wrong)]
     _, warned = checkpoint.ours(table(attn_factor=0.8))
     assert f"attn_factor (rope_type '{kind}' does not read it)" in warned
