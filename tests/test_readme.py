@@ -6,6 +6,7 @@ import json
 import math
 import os
 import re
+import runpy
 import statistics
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import settings
 
 from minillm import Sampler, StoryLanguage, from_pretrained, generate
 
@@ -205,18 +207,25 @@ def test_the_first_example_trains_to_two_floors_and_tells_a_story(tmp_path):
     assert len(story.split()) >= 40
 
 
-def test_the_second_example_compares_two_models_on_ones_own_text(tmp_path):
+def run_here(code: str, folder: Path, monkeypatch, capsys) -> str:
+    """What an example prints that may run in this process, with a namespace of its own."""
+    monkeypatch.chdir(folder)
+    exec(compile(code, "PACKAGE.md", "exec"), {"__name__": "__main__"})
+    return capsys.readouterr().out
+
+
+def test_the_second_example_compares_two_models_on_ones_own_text(tmp_path, monkeypatch, capsys):
     sources = [Path(module.__file__) for module in (argparse, statistics, textwrap)]
     text = "\n".join(path.read_text(encoding="utf-8") for path in sources)
     (tmp_path / "my.txt").write_text(text, encoding="utf-8")
-    lines = run(BLOCKS[1], tmp_path).splitlines()
+    lines = run_here(BLOCKS[1], tmp_path, monkeypatch, capsys).splitlines()
     assert len(lines) == 2 and lines[0] != lines[1]
     losses = [float(re.search(r"loss (\d+\.\d+)", line)[1]) for line in lines]
     assert all(1.0 < loss < 5.0 for loss in losses)  # ln 512 = 6.24 is what knowing nothing costs
 
 
-def test_the_third_example_tells_a_story_of_the_shipped_model():
-    story = run(BLOCKS[2], ROOT).strip()
+def test_the_third_example_tells_a_story_of_the_shipped_model(monkeypatch, capsys):
+    story = run_here(BLOCKS[2], ROOT, monkeypatch, capsys).strip()
     assert story.startswith("Once upon a time") and StoryLanguage("en").score(story) > -math.inf
 
 
@@ -328,18 +337,15 @@ def test_the_workflow_is_well_formed_and_runs_what_the_readme_says():
             assert part in windows, part
 
 
-def test_the_profiles_of_hypothesis():
-    code = "import conftest; from hypothesis import settings as s; print(s().max_examples)"
-    for profile, examples in (("minillm", 100), ("workflow", 500)):
-        environment = {**os.environ, "HYPOTHESIS_PROFILE": profile}
-        done = subprocess.run(
-            [sys.executable, "-c", code],
-            capture_output=True,
-            text=True,
-            cwd=ROOT / "tests",
-            env=environment,
-        )
-        assert done.stdout.strip() == str(examples), done.stderr
+def test_the_profiles_of_hypothesis(monkeypatch):
+    loaded = settings.get_current_profile_name()
+    try:
+        for profile, examples in (("minillm", 100), ("workflow", 500)):
+            monkeypatch.setenv("HYPOTHESIS_PROFILE", profile)
+            runpy.run_path(str(ROOT / "tests" / "conftest.py"))
+            assert settings().max_examples == examples
+    finally:
+        settings.load_profile(loaded)
 
 
 def test_the_drawing_names_every_chapter_and_every_shelf():
