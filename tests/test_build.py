@@ -48,16 +48,23 @@ def write_notebook(path: Path, cells: list[tuple[str, str]]) -> None:
     path.write_text(json.dumps(data, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
-@pytest.fixture
-def root(tmp_path):
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
     """A small repository: one notebook, two modules, built and without drift."""
-    (tmp_path / "notebooks").mkdir()
-    (tmp_path / "minillm").mkdir()
-    shutil.copy(ROOT / "pyproject.toml", tmp_path)
-    write_notebook(tmp_path / "notebooks" / "01_toy.ipynb", CELLS)
-    assert build.build(tmp_path) == ["toy", "other"]
-    assert build.drift(tmp_path) == []
-    return tmp_path
+    root = tmp_path_factory.mktemp("built")
+    (root / "notebooks").mkdir()
+    (root / "minillm").mkdir()
+    shutil.copy(ROOT / "pyproject.toml", root)
+    write_notebook(root / "notebooks" / "01_toy.ipynb", CELLS)
+    assert build.build(root) == ["toy", "other"]
+    assert build.drift(root) == []
+    return root
+
+
+@pytest.fixture
+def root(built, tmp_path):
+    """A copy of it."""
+    return shutil.copytree(built, tmp_path, dirs_exist_ok=True)
 
 
 def edit(path: Path, old: str, new: str) -> None:
@@ -513,15 +520,22 @@ def total(shapes: list[Square]) -> float:
 '''
 
 
-@pytest.fixture
-def shapes(root):
+@pytest.fixture(scope="module")
+def built_shapes(built, tmp_path_factory):
     """The small repository with a notebook whose class is reopened twice."""
+    root = shutil.copytree(built, tmp_path_factory.mktemp("shapes"), dirs_exist_ok=True)
     write_notebook(root / "notebooks" / "01_toy.ipynb", SHAPES)
     for module in ("toy", "other"):
         (root / "minillm" / f"{module}.py").unlink()
     assert build.build(root) == ["nn.shapes"]
     assert build.drift(root) == []
     return root
+
+
+@pytest.fixture
+def shapes(built_shapes, tmp_path):
+    """A copy of it."""
+    return shutil.copytree(built_shapes, tmp_path, dirs_exist_ok=True)
 
 
 def test_a_reopened_class_is_one_class_in_the_module(shapes):
