@@ -387,10 +387,10 @@ def test_an_edit_of_the_package_is_not_built_over(copy):
 # ---- update --------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def newer(tmp_path) -> Path:
+@pytest.fixture(scope="module")
+def newer(tmp_path_factory) -> Path:
     """A course in which a test, a text, a solution and a tool have changed."""
-    course = tmp_path / "course"
+    course = tmp_path_factory.mktemp("newer") / "course"
     for name in ("minillm", "tests", "tools", "assets"):
         shutil.copytree(ROOT / name, course / name, ignore=student.NOT_COPIED)
     shutil.copytree(

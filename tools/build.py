@@ -28,7 +28,6 @@ import ast
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -427,22 +426,29 @@ def render(notebook: Notebook, module: str, root: Path) -> str:
 
 def render_all(owned: dict[str, Notebook], root: Path) -> dict[str, str]:
     """The texts of these modules, as `render` gives them; ruff is started twice for all."""
+    drafts = tuple((module, draft(notebook, module)) for module, notebook in owned.items())
+    return dict(formatted(drafts, read(root / "pyproject.toml")))
+
+
+@cache
+def formatted(drafts: tuple[tuple[str, str], ...], settings: str) -> tuple[tuple[str, str], ...]:
+    """These modules, formatted as `settings`, the text of pyproject.toml, says."""
     from ruff import find_ruff_bin
 
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        shutil.copy(root / "pyproject.toml", folder)
-        for module, notebook in owned.items():
+        (folder / "pyproject.toml").write_text(settings, encoding="utf-8")
+        for module, text in drafts:
             path = module_path(folder, module)
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(draft(notebook, module), encoding="utf-8", newline="\n")
+            path.write_text(text, encoding="utf-8", newline="\n")
         for command in RUFF:
             done = subprocess.run(
                 [find_ruff_bin(), *command, "."], capture_output=True, encoding="utf-8", cwd=folder
             )
             if done.returncode:
                 raise BuildError(f"ruff could not format the modules: {done.stderr.strip()}")
-        return {module: read(module_path(folder, module)) for module in owned}
+        return tuple((module, read(module_path(folder, module))) for module, _ in drafts)
 
 
 def draft(notebook: Notebook, module: str) -> str:
