@@ -6,6 +6,7 @@ Written by hand.
 import argparse
 import random
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,9 @@ def layout(a: argparse.Namespace) -> Any:
     return a.layout or usual
 
 
+@cache
 def language(corpus: str) -> Any:
-    """The story language of `stories-en` or `stories-zh`."""
+    """The story language of `stories-en` or `stories-zh`, whose grammar is read once."""
     from minillm.stories.language import StoryLanguage
 
     return StoryLanguage(corpus.removeprefix("stories-"))
