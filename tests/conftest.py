@@ -66,7 +66,8 @@ class LongestFirst:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    if hasattr(config, "workerinput") or config.getoption("dist", "no") != "no":
+    shared = hasattr(config, "workerinput") or config.getoption("dist", "no") != "no"
+    if shared and hasattr(config, "cache"):  # `-p no:cacheprovider` leaves it out
         config.pluginmanager.register(LongestFirst(config))
 
 

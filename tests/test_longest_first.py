@@ -61,3 +61,6 @@ def test_it_is_there_where_processes_share_the_files(config, dist, shared):
     config.workerinput = {}
     SETTINGS["pytest_configure"](config)
     assert len(registered) == shared + 1
+    del config.cache  # as `-p no:cacheprovider` has it
+    SETTINGS["pytest_configure"](config)
+    assert len(registered) == shared + 1
