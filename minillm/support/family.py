@@ -38,6 +38,7 @@ class Family:
         windowed: whether its files may say sliding_window.
         names: pairs of parts of names of weights, ours and theirs, or a function that gives them
             for a config.
+        gguf_names: what llama.cpp calls weights, where that is not as Llama's, theirs -> ours.
         read: changes what a file says, under our spelling, to what a config holds.
         write: the inverse.
     """
@@ -59,6 +60,7 @@ class Family:
     unwritten: str = ""
     windowed: bool = False
     names: Any = ()
+    gguf_names: Mapping[str, str] = field(default_factory=dict)
     read: Callable[[dict[str, Any], Mapping[str, Any]], None] | None = None
     write: Callable[..., None] | None = None
 

@@ -106,5 +106,10 @@ GEMMA3 = Family(
     reads="use_bidirectional_attention",
     unwritten="mlp_bias",
     windowed=True,
+    gguf_names={
+        "post_attention_norm": "post_attention_layernorm",
+        "ffn_norm": "pre_feedforward_layernorm",
+        "post_ffw_norm": "post_feedforward_layernorm",
+    },
     write=write_ropes,
 )

@@ -33,6 +33,7 @@ from minillm.deeper.tokenizer.foreign import ForeignTokenizer
 from minillm.deeper.tokenizer.hf_json import LONGEST_TOKEN, check_merges, unspell
 from minillm.deeper.tokenizer.patterns import SMOLLM_PATTERNS
 from minillm.deeper.tokenizer.wrapped import WrappedTokenizer
+from minillm.support.family import family_of
 
 __all__ = [
     "Header",
@@ -511,20 +512,14 @@ _NAMES = {
     "ffn_down": "mlp.down_proj",
 }
 
-# Gemma 3 has norms before and after each block.
-_SANDWICH = {
-    "post_attention_norm": "post_attention_layernorm",
-    "ffn_norm": "pre_feedforward_layernorm",
-    "post_ffw_norm": "post_feedforward_layernorm",
-}
-
 
 def our_name(name: str, architecture: str = "llama") -> str:
     """What we call a weight: blk.3.ffn_up.bias is model.layers.3.mlp.up_proj.bias.
 
-    An unknown name stays as it is.
+    Its family may name some otherwise. An unknown name stays as it is.
     """
-    names = _NAMES | (_SANDWICH if architecture == "gemma3" else {})
+    family = family_of(_ARCHITECTURES.get(str(architecture), "llama"))
+    names = {**_NAMES, **family.gguf_names}
     match = re.fullmatch(r"(?:blk\.([0-9]{1,9})\.)?(\w+)\.(weight|bias)", name)
     if match is None or match[2] not in names:
         return name
