@@ -43,7 +43,7 @@ class Doors(nn.Module):
         super().__setattr__(name, value)
         c: Any = self.config if name == "lm_head" else None
         if c and c.family.scores and (change := c.family.scores(c)):
-            value.register_forward_hook(change)  # a head of whatever class
+            value.register_forward_hook(change)  # `Family.scores`, on whatever head is set
 
     def before_compiling(self) -> None:
         """Lay out what `run` needs when compiled: here nothing."""
