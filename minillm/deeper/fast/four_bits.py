@@ -29,8 +29,7 @@ __all__ = [
 
 GROUP = 32  # neighbours in a row that share a scale
 
-# Numbers in a block, and bytes. BF16: of Q8_0, where that is quicker.
-SIZES = {"Q4_0": (32, 18), "Q4_1": (32, 20), "Q4_K": (256, 144), "Q8_0": (32, 34), "BF16": (1, 2)}
+SIZES = {"Q4_0": (32, 18), "Q4_1": (32, 20), "Q4_K": (256, 144), "Q8_0": (32, 34)}  # numbers, bytes
 
 
 def quantize(weight: Tensor, kind: str) -> Tensor:

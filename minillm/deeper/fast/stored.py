@@ -13,7 +13,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from minillm.deeper.fast.four_bits import (
-    SIZES,
     FourBitMatrix,
     decoded_product,
     level_product,
@@ -44,8 +43,7 @@ class StoredRows(nn.Module):
     @property
     def stored_numbers(self) -> int:
         """How many numbers the matrix has."""
-        count, size = SIZES[self.stored_kind]
-        return self.rows.numel() // size * count
+        return len(self.rows) * numbers(self.rows[:1], self.stored_kind).numel()
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         probe = torch.zeros((), dtype=torch.float32)
@@ -124,13 +122,20 @@ def sixteen_bits_are_quicker() -> bool:
     rows = torch.zeros(1072, 1088, dtype=torch.uint8)
     pairs = (rows, "Q8_0"), (sixteen_bits(rows, "Q8_0"), "BF16")
     made = {kind: FourBitMatrix([StoredLinear(data, kind)]) for data, kind in pairs}
-    best, x = dict.fromkeys(made, float("inf")), torch.ones(1, 1024)
+    x = torch.ones(1, 1024)
+    eight, sixteen = shortest(lambda: made["Q8_0"](x), lambda: made["BF16"](x))
+    return sixteen < eight
+
+
+def shortest(*ways: Callable[[], object]) -> list[float]:
+    """The seconds that each of some ways takes: the least of five turns."""
+    best = [float("inf")] * len(ways)
     for _ in range(5):
-        for kind, matrix in made.items():
+        for i, way in enumerate(ways):
             start = time.perf_counter()
-            matrix(x)
-            best[kind] = min(best[kind], time.perf_counter() - start)
-    return best["BF16"] < best["Q8_0"]
+            way()
+            best[i] = min(best[i], time.perf_counter() - start)
+    return best
 
 
 @cache
@@ -151,12 +156,8 @@ def four_bit_products() -> str | None:
         return f"this torch has no product of four-bit matrices ({str(error).splitlines()[0]:.80})"
     if not off.norm() < 0.02 * (x @ w.T).norm():
         return "torch's product of four-bit matrices gives wrong sums on this processor"
-    short, ways = x.bfloat16(), {"four": float("inf"), "float": float("inf")}
-    for _ in range(5):
-        for name in ways:
-            start = time.perf_counter()
-            level_product(short, packed, scales) if name == "four" else F.linear(x, w)
-            ways[name] = min(ways[name], time.perf_counter() - start)
-    if ways["four"] > 10 * ways["float"]:
+    short = x.bfloat16()
+    four, float32 = shortest(lambda: level_product(short, packed, scales), lambda: F.linear(x, w))
+    if four > 10 * float32:
         return "torch's product of four-bit matrices is slow on this processor"
     return None

@@ -170,12 +170,11 @@ def _from_gguf(
     if why is not None:
         warnings.warn(f"{path}: {why}, so the weights become float32", stacklevel=5)
         return fill(model, gguf.read_weights(header, config), wanted, device).packed()
-    kept = SIZES.keys() - {"BF16"}
-    if others := sorted(kinds - kept):
+    if others := sorted(kinds - SIZES.keys()):
         loss = "each number moves by at most 1/220 of the largest of its 32 neighbours"
         warnings.warn(f"{path}: {', '.join(others)} become 8 bits: {loss}", stacklevel=5)
     model = fill(model, gguf.read_weights(header, config, matrices=False), wanted, device)
-    return take_rows(model, gguf.read_rows(header, config, kept)).packed()
+    return take_rows(model, gguf.read_rows(header, config, SIZES)).packed()
 
 
 def _checkpoint(folder: Path) -> Path | None:

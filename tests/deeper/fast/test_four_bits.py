@@ -99,7 +99,7 @@ def file_of(folder, original, kind, monkeypatch, **options):
 
 # Bytes and numbers
 
-FILES = [kind for kind in SIZES if kind != "BF16"]  # types of files that keep their bits
+KINDS = [*SIZES, "BF16"]  # the last is what Q8_0 may become
 
 
 @pytest.mark.parametrize("kind", ["Q4_0", "Q4_1"])
@@ -120,7 +120,7 @@ def test_what_the_quantiser_does_not_take(shape, kind):
         quantize(torch.ones(shape), kind)
 
 
-@pytest.mark.parametrize("kind", SIZES)
+@pytest.mark.parametrize("kind", KINDS)
 def test_numbers_are_those_of_the_library(kind):
     rows = stored(torch.randn(48, 512, generator=torch.Generator().manual_seed(1)), kind)
     theirs = gguf.dequantize(rows.numpy(), gguf.GGMLQuantizationType[kind])
@@ -143,7 +143,7 @@ def test_six_bits_of_scales_in_any_bytes():
 
 
 @HERE
-@pytest.mark.parametrize("kind", SIZES)
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("sizes", [(64,), (17,), (1100, 48), (1,)])
 def test_the_product_is_that_of_the_numbers(kind, sizes):
     """Of one matrix, of several above each other, and of rows that are no multiple of 16."""
@@ -188,7 +188,7 @@ class Largest(TorchDispatchMode):
         return out
 
 
-@pytest.mark.parametrize("kind", SIZES)
+@pytest.mark.parametrize("kind", KINDS)
 def test_no_matrix_is_made_whole_of_numbers(kind):
     rows = stored(torch.randn(4096, 256, generator=torch.Generator().manual_seed(4)), kind)
     table, linear = StoredEmbedding(rows, kind), StoredLinear(rows, kind)
@@ -219,7 +219,7 @@ def by_steps(model, ids):
     return torch.cat([model(ids[:, i : i + 1], cache=cache) for i in range(ids.shape[1])], 1)
 
 
-@pytest.mark.parametrize("kind", [*FILES, "Q8_0, two of four bits", "Q8_0, bfloat16"])
+@pytest.mark.parametrize("kind", [*SIZES, "Q8_0, two of four bits", "Q8_0, bfloat16"])
 @torch.no_grad()
 def test_a_model_as_stored_is_the_decoded_one(kind, original, tmp_path, monkeypatch):
     kind, _, how = kind.partition(", ")
