@@ -34,7 +34,6 @@ GENERATOR = torch.Generator  # the real one
 NUMBERS = {"_local_scalar_dense", "item", "is_nonzero"}
 ASKS = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 FROM_PYTHON = {"tensor", "as_tensor", "asarray"}
-NESTED = (tuple, list, dict)
 TWO_DEVICES = "Expected all tensors to be on the same device, but found at least two devices"
 
 
@@ -108,7 +107,7 @@ def _leaves(x: Any, found: list[Any] | None = None) -> list[Any]:
     """What stands in lists and dicts of arguments."""
     found = [] if found is None else found
     for y in x.values() if isinstance(x, dict) else x:
-        if isinstance(y, NESTED):
+        if isinstance(y, tuple | list | dict):
             _leaves(y, found)
         else:
             found.append(y)
@@ -157,10 +156,6 @@ class _Operations(TorchDispatchMode):
     def __init__(self, home: PretendedDevice) -> None:
         super().__init__()
         self.home = home
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # else torch imports its compiler and asks it at every operation
 
     def __torch_dispatch__(
         self, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None
@@ -248,7 +243,7 @@ class _Calls(TorchFunctionMode):
             kwargs["device"] = torch.device("cpu")
         on_device = here or (there and named is None)
         for x in leaves:
-            if GENERATOR in type(x).__mro__:  # isinstance runs Python code of torch, each time
+            if isinstance(x, GENERATOR):
                 self.check_generator(x, home.device.type if on_device else "cpu")
         before, home.inside, home.named = (home.inside, home.named), on_device, here
         try:
