@@ -70,17 +70,7 @@ _OURS = "minillm.beyond.families"
 # A family, or where to find it: those that are not Llama's kind are opened when asked for.
 FAMILIES: MutableMapping[str, Family | str] = {
     "llama": Family(architecture="LlamaForCausalLM"),
-    "mistral": Family(
-        architecture="MistralForCausalLM",
-        # what transformers takes a file to mean; null as a window means none
-        usual={
-            "sliding_window": 4096,
-            "num_key_value_heads": 8,
-            "max_position_embeddings": 131072,
-        },
-        unwritten="mlp_bias attention_bias",
-        windowed=True,
-    ),
+    "mistral": f"{_OURS}.mistral:MISTRAL",
     "qwen2": f"{_OURS}.qwen:QWEN2",
     "qwen3": f"{_OURS}.qwen:QWEN3",
     "gemma": f"{_OURS}.gemma:GEMMA",

@@ -3,7 +3,6 @@
 import functools
 import subprocess
 import sys
-from unittest import mock
 
 import numpy as np
 import pytest
@@ -66,17 +65,6 @@ def test_twenty_steps_of_the_program_are_those_of_generate(kind):
     compare(program.module(), step.empty(), model, prompts())
 
 
-@pytest.fixture(scope="module")
-def onnxscript():
-    """The table of ONNX's operators, a quarter of the time, is made once, not for each file."""
-    pytest.importorskip("onnxscript")
-    from torch.onnx._internal.exporter._registration import ONNXRegistry
-
-    kept = staticmethod(functools.cache(ONNXRegistry.from_torchlib))
-    with mock.patch.object(ONNXRegistry, "from_torchlib", kept):
-        yield
-
-
 def onnx_session(path):
     ort = pytest.importorskip("onnxruntime")
     options = ort.SessionOptions()
@@ -93,14 +81,16 @@ def onnx_session(path):
 
 
 @pytest.mark.parametrize("kind", FAMILIES)
-def test_twenty_steps_in_onnxruntime_are_those_of_generate(kind, onnxscript, tmp_path):
+def test_twenty_steps_in_onnxruntime_are_those_of_generate(kind, tmp_path):
+    pytest.importorskip("onnxscript")
     model, step, program = exported(kind)
     to_onnx(program, tmp_path / "step.onnx")
     compare(onnx_session(tmp_path / "step.onnx"), step.empty(), model, prompts())
 
 
 @pytest.mark.parametrize("opset", [OPSETS[0], OPSETS[-1]])
-def test_the_first_and_the_last_opset_are_written_and_run(opset, onnxscript, tmp_path):
+def test_the_first_and_the_last_opset_are_written_and_run(opset, tmp_path):
+    pytest.importorskip("onnxscript")
     import onnx
 
     model, step, program = exported("qwen3", batch_size=1)
@@ -118,7 +108,8 @@ def test_an_unknown_opset_is_named_with_the_known_ones(opset, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_bfloat16_is_refused_where_no_runtime_could_open_it(onnxscript, tmp_path):
+def test_bfloat16_is_refused_where_no_runtime_could_open_it(tmp_path):
+    pytest.importorskip("onnxscript")
     whole = CausalLM(ModelConfig(**{**SMALL, "num_hidden_layers": 1})).eval().to(torch.bfloat16)
     program = export_step(whole, max_length=4)
     with pytest.raises(ValueError, match=r"bfloat16, which onnxruntime cannot.*model\.float\(\)"):
