@@ -1,4 +1,4 @@
-"""Training: the loss of a batch, batches, AdamW, held-out bits, the loop (notebook 07).
+"""Training: rows, AdamW, the loss of a batch, batches, held-out bits, the loop (notebook 07).
 
 For any model from ids to logits. A training that must survive a kill, or has several processes, is
 `minillm.deeper.training.trainer`'s.
@@ -47,41 +47,6 @@ __all__ = [
 ]
 
 
-def cross_entropy(
-    logits: Tensor,
-    targets: Tensor,
-    *,
-    ignore_index: int = -100,
-    reduction: Literal["mean", "sum"] = "mean",
-) -> Tensor:
-    """Negative log-likelihood of the targets in nats; the mean is over those that count.
-
-    If none counts, there is nothing to learn: 0. Computed in float32 (float64 if the logits are).
-    Nothing is shifted here: of ids (B, T), `cross_entropy(model(ids)[:, :-1], ids[:, 1:])`.
-
-    Shape: logits (..., V), targets (...) -> scalar.
-    Raises: ValueError for shapes and targets that do not fit; TypeError for logits of another kind.
-    """
-    checks.check_targets(logits, targets, ignore_index)
-    if targets.is_floating_point() or logits.dtype in (torch.float16, torch.bfloat16):
-        from minillm.deeper.training.other_losses import other_loss
-
-        return other_loss(logits, targets, ignore_index, reduction)
-    logits, targets = logits.reshape(-1, logits.shape[-1]), targets.reshape(-1).long()
-    total = F.cross_entropy(logits, targets, ignore_index=ignore_index, reduction="sum")
-    return total if reduction == "sum" else total / (targets != ignore_index).sum().clamp(min=1)
-
-
-def begin_id(tokenizer: Any, eos_token_id: int | None = None) -> int | None:
-    """The token that begins a document: the one that `encode` puts first, else the end token.
-
-    `eos_token_id` is the end token if it is not the tokenizer's own.
-    """
-    if getattr(tokenizer, "add_bos", False):
-        return tokenizer.bos_token_id
-    return tokenizer.eos_token_id if eos_token_id is None else eos_token_id
-
-
 def document_row(
     ids: Iterable[int], eos_token_id: int, bos_token_id: int | None = None
 ) -> list[int]:
@@ -105,89 +70,6 @@ def pad_rows(rows: list[list[int]], width: int, fill: int) -> tuple[Tensor, Tens
         filled[i, : len(row)] = row
         targets[i, : len(row) - 1] = row[1:]
     return torch.from_numpy(filled[:, :-1].copy()), torch.from_numpy(targets)
-
-
-@lru_cache(maxsize=4)
-def epoch_order(seed: int, epoch: int, count: int) -> np.ndarray:
-    """The order in which an epoch takes `count` things: of the seed and the epoch alone."""
-    return np.random.default_rng([seed, epoch]).permutation(count)
-
-
-class RowBatches(IndexedSource):
-    """Rows of tokens, some at a time, padded to the longest of them; each row once an epoch.
-
-        rows = [[*tokenizer.encode(text), end] for text in texts]
-        inputs, targets = next(RowBatches(rows, 16, end))
-
-    The last batch of an epoch may be smaller.
-
-    Shape: -> inputs (B, T), targets (B, T), int64; targets of padding are -100.
-    Raises: ValueError if there is no row, or no end token.
-    """
-
-    shown = "{rows:,} rows, {batch_size} a batch"
-
-    def __init__(
-        self, rows: Sequence[list[int]], batch_size: int, eos_token_id: int, *, seed: int = 0
-    ) -> None:
-        checks.check_rows(rows, batch_size, eos_token_id)
-        self.rows, self.batch_size, self.eos_token_id = rows, batch_size, eos_token_id
-        self.settings = {"batch_size": batch_size, "seed": seed, "rows": len(rows)}
-
-    def item(self, index: int) -> tuple[Tensor, Tensor]:
-        """Batch number `index`."""
-        epoch, place = divmod(index, -(-len(self.rows) // self.batch_size))
-        order = epoch_order(self.settings["seed"], epoch, len(self.rows))
-        rows = [self.rows[i] for i in order[place * self.batch_size :][: self.batch_size]]
-        return pad_rows(rows, max(map(len, rows)), self.eos_token_id)
-
-
-def get_batch(
-    tokens: Tensor | np.ndarray,
-    batch_size: int,
-    context_length: int,
-    *,
-    device: torch.device | str = "cpu",
-    generator: torch.Generator | None = None,
-) -> tuple[Tensor, Tensor]:
-    """Random windows and, shifted by one, what follows each of their tokens.
-
-    The shift by one happens here (and in `pad_rows`, for documents) and nowhere else.
-
-    Shape: tokens (N,) -> inputs (B, T), targets (B, T), int64; inputs[:, 1:] == targets[:, :-1].
-    Raises: ValueError if no window of T + 1 tokens fits, or for a text instead of its ids.
-    """
-    checks.check_windows(tokens, batch_size, context_length)
-    starts = torch.randint(len(tokens) - context_length, (batch_size,), generator=generator)
-    windows = [tokens[s : s + context_length + 1] for s in starts.tolist()]
-    stacked = np.stack([w.cpu() if isinstance(w, Tensor) else w for w in windows])
-    rows = torch.from_numpy(stacked.astype(np.int64)).to(device)
-    return rows[:, :-1], rows[:, 1:]
-
-
-class WindowBatches(IndexedSource):
-    """Random windows of a row of tokens; batch i depends on the seed and on i alone.
-
-        batches = WindowBatches(torch.tensor(tokenizer.encode(text)), 16, 256)
-        inputs, targets = next(batches)
-
-    Shape: tokens (N,), a tensor, an array or a `TokenDataset` -> inputs (B, T), targets (B, T).
-    Raises: ValueError for a text instead of its ids; as batches are drawn, if no window fits.
-    """
-
-    shown = "{tokens:,} tokens, batches of {batch_size} x {context_length}"
-
-    def __init__(self, tokens: Any, batch_size: int, context_length: int, *, seed: int = 0) -> None:
-        checks.check_token_row(tokens)
-        self.tokens, self.batch_size, self.context_length = tokens, batch_size, context_length
-        sizes = {"batch_size": batch_size, "context_length": context_length}
-        self.settings = {**sizes, "seed": seed, "tokens": len(tokens)}
-
-    def item(self, index: int) -> tuple[Tensor, Tensor]:
-        """Batch number `index`."""
-        mixed = np.random.SeedSequence([self.settings["seed"], index]).generate_state(1)[0]
-        generator = torch.Generator().manual_seed(int(mixed))  # it takes 32 bits of a seed
-        return get_batch(self.tokens, self.batch_size, self.context_length, generator=generator)
 
 
 class AdamW:
@@ -294,6 +176,124 @@ def clip_grad_norm(parameters: Iterable[Tensor], max_norm: float) -> Tensor:
     return norm
 
 
+def cross_entropy(
+    logits: Tensor,
+    targets: Tensor,
+    *,
+    ignore_index: int = -100,
+    reduction: Literal["mean", "sum"] = "mean",
+) -> Tensor:
+    """Negative log-likelihood of the targets in nats; the mean is over those that count.
+
+    If none counts, there is nothing to learn: 0. Computed in float32 (float64 if the logits are).
+    Nothing is shifted here: of ids (B, T), `cross_entropy(model(ids)[:, :-1], ids[:, 1:])`.
+
+    Shape: logits (..., V), targets (...) -> scalar.
+    Raises: ValueError for shapes and targets that do not fit; TypeError for logits of another kind.
+    """
+    checks.check_targets(logits, targets, ignore_index)
+    if targets.is_floating_point() or logits.dtype in (torch.float16, torch.bfloat16):
+        from minillm.deeper.training.other_losses import other_loss
+
+        return other_loss(logits, targets, ignore_index, reduction)
+    logits, targets = logits.reshape(-1, logits.shape[-1]), targets.reshape(-1).long()
+    total = F.cross_entropy(logits, targets, ignore_index=ignore_index, reduction="sum")
+    return total if reduction == "sum" else total / (targets != ignore_index).sum().clamp(min=1)
+
+
+@lru_cache(maxsize=4)
+def epoch_order(seed: int, epoch: int, count: int) -> np.ndarray:
+    """The order in which an epoch takes `count` things: of the seed and the epoch alone."""
+    return np.random.default_rng([seed, epoch]).permutation(count)
+
+
+class RowBatches(IndexedSource):
+    """Rows of tokens, some at a time, padded to the longest of them; each row once an epoch.
+
+        rows = [[*tokenizer.encode(text), end] for text in texts]
+        inputs, targets = next(RowBatches(rows, 16, end))
+
+    The last batch of an epoch may be smaller.
+
+    Shape: -> inputs (B, T), targets (B, T), int64; targets of padding are -100.
+    Raises: ValueError if there is no row, or no end token.
+    """
+
+    shown = "{rows:,} rows, {batch_size} a batch"
+
+    def __init__(
+        self, rows: Sequence[list[int]], batch_size: int, eos_token_id: int, *, seed: int = 0
+    ) -> None:
+        checks.check_rows(rows, batch_size, eos_token_id)
+        self.rows, self.batch_size, self.eos_token_id = rows, batch_size, eos_token_id
+        self.settings = {"batch_size": batch_size, "seed": seed, "rows": len(rows)}
+
+    def item(self, index: int) -> tuple[Tensor, Tensor]:
+        """Batch number `index`."""
+        epoch, place = divmod(index, -(-len(self.rows) // self.batch_size))
+        order = epoch_order(self.settings["seed"], epoch, len(self.rows))
+        rows = [self.rows[i] for i in order[place * self.batch_size :][: self.batch_size]]
+        return pad_rows(rows, max(map(len, rows)), self.eos_token_id)
+
+
+def get_batch(
+    tokens: Tensor | np.ndarray,
+    batch_size: int,
+    context_length: int,
+    *,
+    device: torch.device | str = "cpu",
+    generator: torch.Generator | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Random windows and, shifted by one, what follows each of their tokens.
+
+    The shift by one happens here (and in `pad_rows`, for documents) and nowhere else.
+
+    Shape: tokens (N,) -> inputs (B, T), targets (B, T), int64; inputs[:, 1:] == targets[:, :-1].
+    Raises: ValueError if no window of T + 1 tokens fits, or for a text instead of its ids.
+    """
+    checks.check_windows(tokens, batch_size, context_length)
+    starts = torch.randint(len(tokens) - context_length, (batch_size,), generator=generator)
+    windows = [tokens[s : s + context_length + 1] for s in starts.tolist()]
+    stacked = np.stack([w.cpu() if isinstance(w, Tensor) else w for w in windows])
+    rows = torch.from_numpy(stacked.astype(np.int64)).to(device)
+    return rows[:, :-1], rows[:, 1:]
+
+
+class WindowBatches(IndexedSource):
+    """Random windows of a row of tokens; batch i depends on the seed and on i alone.
+
+        batches = WindowBatches(torch.tensor(tokenizer.encode(text)), 16, 256)
+        inputs, targets = next(batches)
+
+    Shape: tokens (N,), a tensor, an array or a `TokenDataset` -> inputs (B, T), targets (B, T).
+    Raises: ValueError for a text instead of its ids; as batches are drawn, if no window fits.
+    """
+
+    shown = "{tokens:,} tokens, batches of {batch_size} x {context_length}"
+
+    def __init__(self, tokens: Any, batch_size: int, context_length: int, *, seed: int = 0) -> None:
+        checks.check_token_row(tokens)
+        self.tokens, self.batch_size, self.context_length = tokens, batch_size, context_length
+        sizes = {"batch_size": batch_size, "context_length": context_length}
+        self.settings = {**sizes, "seed": seed, "tokens": len(tokens)}
+
+    def item(self, index: int) -> tuple[Tensor, Tensor]:
+        """Batch number `index`."""
+        mixed = np.random.SeedSequence([self.settings["seed"], index]).generate_state(1)[0]
+        generator = torch.Generator().manual_seed(int(mixed))  # it takes 32 bits of a seed
+        return get_batch(self.tokens, self.batch_size, self.context_length, generator=generator)
+
+
+def begin_id(tokenizer: Any, eos_token_id: int | None = None) -> int | None:
+    """The token that begins a document: the one that `encode` puts first, else the end token.
+
+    `eos_token_id` is the end token if it is not the tokenizer's own.
+    """
+    if getattr(tokenizer, "add_bos", False):
+        return tokenizer.bos_token_id
+    return tokenizer.eos_token_id if eos_token_id is None else eos_token_id
+
+
 @torch.no_grad()
 def evaluate(
     model: nn.Module,
@@ -316,8 +316,6 @@ def evaluate(
     texts = [well_formed(text) for text in texts]  # the text that is encoded has the bytes
     rows = sorted(([begin, *tokenizer.encode_ordinary(text), end] for text in texts), key=len)
     num_bytes = sum(len(text.encode()) for text in texts)
-    if not num_bytes:
-        raise ValueError(f"{len(texts)} texts without a byte: nothing to measure")
     device, nats = next(model.parameters()).device, 0.0
     with EvalMode(model):
         while rows:

@@ -139,13 +139,15 @@ def check_run_config(config: Any) -> None:
 
 
 def check_evaluation(tokenizer: Any, texts: Any, eos_token_id: int | None) -> None:
-    """Raises: ValueError for arguments in another order, one text, or no end token."""
+    """Raises: ValueError for arguments in another order, one text, no end token, or no byte."""
     check_tokenizer(tokenizer)
     check_texts(texts)
     if eos_token_id is None and tokenizer.eos_token_id is None:
         raise ValueError(
             "the tokenizer has no end token: say with eos_token_id which one begins a text"
         )
+    if not any(texts):
+        raise ValueError(f"{len(texts)} texts without a byte: nothing to measure")
 
 
 def check_documents(documents: Any) -> None:
