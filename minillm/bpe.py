@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import chain, pairwise
 from typing import Any, Literal
 
-import regex
+import regex  # as Python's `re`, and it knows \p{L}
 
 from minillm.support.checks import texts as checks
 from minillm.support.checks.words import our_words
