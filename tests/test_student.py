@@ -389,7 +389,7 @@ def test_an_edit_of_the_package_is_not_built_over(copy):
 
 @pytest.fixture(scope="module")
 def newer(tmp_path_factory) -> Path:
-    """A course in which a test, a text, a solution and a tool have changed."""
+    """A course in which a test, a text, a solution and the place of a cell have changed."""
     course = tmp_path_factory.mktemp("newer") / "course"
     for name in ("minillm", "tests", "tools", "assets"):
         shutil.copytree(ROOT / name, course / name, ignore=student.NOT_COPIED)
@@ -408,6 +408,7 @@ def newer(tmp_path_factory) -> Path:
             text = text.replace('"""`x` in at least float32."""', '"""`x` in float32 or more."""')
             assert "or more" in text
         cell["source"] = text.replace("# 03 Attention and masks", "# 03 Attention, and masks")
+    data["cells"].insert(-1, data["cells"].pop())
     page.write_text(student.dumped(data), "utf-8")
     test = course / "tests/test_attention.py"
     test.write_text(test.read_text("utf-8") + "\n# newer\n", "utf-8")
@@ -438,6 +439,22 @@ def test_update_leaves_what_was_written_and_fills_what_was_filled(copy, newer):
     older = "\n".join(student.update(again, ROOT))
     assert "left in notebooks/03_attention.ipynb: softmax, upcast (yours; the course's" in older
     assert text_of({c["id"]: c for c in again.page(SOFTMAX[0])["cells"]}["c024"]) == MINE
+
+
+def test_update_takes_the_course_s_order_and_leaves_one_of_your_own(copy, newer):
+    page = copy.page(SOFTMAX[0])
+    own = {"cell_type": "markdown", "id": "mine0001", "metadata": {}, "source": "behind it"}
+    first, second = (c["id"] for c in page["cells"][-2:])
+    page["cells"].insert(-1, own)
+    copy.save(SOFTMAX[0], page)
+    order = "new in notebooks/03_attention.ipynb: the order of its cells"
+    assert order in student.update(copy, newer)
+    page = copy.page(SOFTMAX[0])
+    assert [c["id"] for c in page["cells"][-3:]] == [second, first, "mine0001"]
+    page["cells"].reverse()
+    copy.save(SOFTMAX[0], page)
+    assert student.update(student.Copy(copy.root), newer) == ["nothing is new"]
+    assert copy.page(SOFTMAX[0])["cells"][0]["id"] == "mine0001"
 
 
 def die(*args, **how):

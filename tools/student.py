@@ -367,6 +367,14 @@ def insert(data: dict, reference: dict, cell_id: str, mine: dict[str, dict]) -> 
     return cell
 
 
+def follow(data: dict, ordered: list[dict]) -> None:
+    """Put cells into the order given; each other cell stays behind the one that it stood behind."""
+    place, at = {id(cell): n for n, cell in enumerate(ordered)}, -1
+    places = [at := place.get(id(cell), at) for cell in data["cells"]]
+    pairs = sorted(zip(places, data["cells"], strict=True), key=lambda pair: pair[0])
+    data["cells"] = [cell for _, cell in pairs]
+
+
 def update(copy: Copy, course: Path) -> list[str]:
     """Bring what is new in the course; what its owner has changed stays, and is named."""
     deeper = copy.given["deeper"]
@@ -412,6 +420,7 @@ def update_page(copy: Copy, name: str, blank: dict, reference: dict, new: dict) 
         return [f"left: {error}"]
     full = {c["id"]: c for c in reference["cells"]}
     said, changed, missing, found = [], 0, 0, copy.find(name, data)
+    was = [i for i in known if i in full]
     known_ids = copy.knows(name, data)
     for cell in blank["cells"]:
         cell_id = cell["id"]
@@ -440,6 +449,9 @@ def update_page(copy: Copy, name: str, blank: dict, reference: dict, new: dict) 
         changed += 1
     if changed:
         said.append(f"new in notebooks/{name}: {changed} cells")
+    if was != [i for i in new["cells"][name] if i in was]:
+        follow(data, [found[i] for i in new["cells"][name] if i in found])
+        said.append(f"new in notebooks/{name}: the order of its cells")
     if said:
         copy.save(name, data)
     if missing:
