@@ -84,6 +84,8 @@ def learn_merges(words: Mapping[str, int], num_merges: int) -> list[tuple[bytes,
 
 LONG_WORD = 72  # bytes from which the method with places by rank is the faster one
 
+LONG_TEXT = 1 << 16  # characters from which a text is encoded in blocks
+
 
 def merge_word(word: bytes, ranks: Mapping[bytes, int]) -> list[bytes]:
     """Merge the neighbours whose union has the lowest rank, leftmost first, while there are any."""
@@ -162,8 +164,6 @@ def well_formed(text: str) -> str:
     return text
 
 
-LONG_TEXT = 1 << 16  # characters from which a text is encoded in blocks
-
 Allowed = Literal["all"] | Collection[str]  # special tokens that a text may spell
 
 
@@ -208,9 +208,6 @@ class BPETokenizer(TokenizerDoors):
     def vocab_size(self) -> int:
         """Rows that an embedding needs: the greatest id plus one."""
         return max(self.pieces) + 1
-
-    def __len__(self) -> int:
-        return len(self.pieces)
 
     def encode(
         self, text: str, *, allowed_special: Allowed = (), add_special_tokens: bool = True
@@ -257,28 +254,3 @@ class BPETokenizer(TokenizerDoors):
             left_out = {*self.special_tokens.values()}
             ids = [i for i in checks.ids_of(ids) if i not in left_out]
         return self.decode_bytes(ids).decode("utf-8", errors)
-
-    @classmethod
-    def train(
-        cls,
-        texts: str | Iterable[str],
-        vocab_size: int,
-        *,
-        pattern: str | Sequence[str] = GPT4_PATTERN,
-        special_tokens: Collection[str] = (),
-        add_bos: bool = False,
-        **how: Any,
-    ) -> "BPETokenizer":
-        """Learn `vocab_size` ids: bytes, merges (fewer if the texts run out), special tokens.
-
-        `add_bos` is for a model that learns rows which begin with the begin token: so will prompts.
-        `ties`, `progress`: as `deeper.tokenizer.merges.learn_tokens`, which learns quickly.
-        Raises: ValueError if there is no room, for names that are not different, a file's name.
-        """
-        checks.check_learning(texts, vocab_size, special_tokens, add_bos)
-        from minillm.deeper.tokenizer.merges import learn_tokens  # bytes, then merges as above
-
-        cut, room = make_pre_tokenizer(pattern), vocab_size - len(special_tokens)
-        tokens = learn_tokens(texts, cut, room, special_tokens, **how)
-        special = {name: len(tokens) + i for i, name in enumerate(special_tokens)}
-        return cls({t: i for i, t in enumerate(tokens)}, pattern, special, add_bos=add_bos)

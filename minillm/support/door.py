@@ -7,13 +7,13 @@ when it is called, and `help(model.generate)` is the function's own. The doors o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import cached_property
 from pkgutil import resolve_name
 from types import MappingProxyType, MethodType
 from typing import Any, Literal
 
-__all__ = ["Door", "TokenizerDoors"]
+__all__ = ["ClassDoor", "Door", "TokenizerDoors"]
 
 
 class Door:
@@ -27,6 +27,13 @@ class Door:
         return function if instance is None else MethodType(function, instance)
 
 
+class ClassDoor(Door):
+    """A door that hands over the class, as a classmethod does."""
+
+    def __get__(self, instance: Any, owner: type) -> Any:
+        return MethodType(resolve_name(self.where), owner)
+
+
 class TokenizerDoors:
     """What tokenizers have beside ids: doors, and what files of other models say: here nothing."""
 
@@ -36,6 +43,7 @@ class TokenizerDoors:
     named_tokens: Mapping[str, str] | None = None
     drop_unknown_bytes: bool = False
 
+    train = ClassDoor("minillm.deeper.tokenizer.merges:train_tokenizer")
     decoder = Door("minillm.deeper.tokenizer.bulk:stream_decoder")
     encode_batch = Door("minillm.deeper.tokenizer.bulk:encode_batch")
     apply_chat_template = Door("minillm.deeper.tokenizer.chat_template:apply_chat_template")
@@ -44,7 +52,7 @@ class TokenizerDoors:
 
     ranks: dict[bytes, int]
     special_tokens: dict[str, int]
-    __len__: Callable[[], int]
+    pieces: dict[int, bytes]
 
     # the ids of what begins and ends a text, and fills a batch; None for what there is not
     bos_token_id = property(lambda self: self.special_tokens.get(self.bos_token))
@@ -57,6 +65,9 @@ class TokenizerDoors:
         from minillm.deeper.tokenizer.vocabulary import find_merges
 
         return [tuple(parts) for _, parts in find_merges(self.ranks) if len(parts) == 2]
+
+    def __len__(self) -> int:
+        return len(self.pieces)
 
     def __repr__(self) -> str:
         known = f"{len(self):,} tokens, {len(self.special_tokens)} of them special"

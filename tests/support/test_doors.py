@@ -9,7 +9,7 @@ import torch
 
 import minillm
 from minillm.deeper.fast.packed import PackedLM
-from minillm.deeper.tokenizer import bulk, chat_template, hf_json
+from minillm.deeper.tokenizer import bulk, chat_template, hf_json, merges
 from minillm.support.counting import count_operations, count_parameters
 from minillm.support.doors import Doors
 
@@ -47,6 +47,17 @@ def test_so_have_the_doors_of_a_tokenizer(name, target):
     wanted = list(inspect.signature(target).parameters.values())
     assert list(inspect.signature(getattr(tokenizer, name)).parameters.values()) == wanted[1:]
     assert minillm.BPETokenizer.load is hf_json.load_bpe
+
+
+def test_a_door_of_the_class_hands_over_the_class():
+    class Own(minillm.BPETokenizer):
+        pass
+
+    wanted = list(inspect.signature(merges.train_tokenizer).parameters.values())
+    assert list(inspect.signature(Own.train).parameters.values()) == wanted[1:]
+    assert inspect.getdoc(Own.train) == inspect.getdoc(merges.train_tokenizer)
+    own = Own.train("the cat", 257)
+    assert type(own) is type(own.train("the cat", 257)) is Own
 
 
 def test_help_tells_all(model):

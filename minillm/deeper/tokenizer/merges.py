@@ -8,13 +8,13 @@ Explained in notebooks/deeper/02_fast_bpe. A merge costs as much as it occurs in
 import heapq
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Literal
 
-from minillm.bpe import PreTokenizer, well_formed
+from minillm.bpe import GPT4_PATTERN, BPETokenizer, PreTokenizer, make_pre_tokenizer, well_formed
 from minillm.deeper.tokenizer.bulk import blocks, chunks_of
-from minillm.support.checks.texts import check_texts, texts_of
+from minillm.support.checks.texts import check_learning, check_texts, texts_of
 from minillm.support.checks.words import quoted
 
 __all__ = [
@@ -24,7 +24,7 @@ __all__ = [
     "bytes_to_unicode",
     "count_words",
     "learn_merges",
-    "learn_tokens",
+    "train_tokenizer",
 ]
 
 Ties = Literal["greatest", "lowest_ids"]
@@ -245,16 +245,26 @@ def learn_merges(
     return merges
 
 
-def learn_tokens(
+def train_tokenizer(
+    kind: type[BPETokenizer],
     texts: str | Iterable[str],
-    pre_tokenizer: PreTokenizer,
-    num_tokens: int,
-    special_tokens: Collection[str] = (),
+    vocab_size: int,
     *,
+    pattern: str | Sequence[str] = GPT4_PATTERN,
+    special_tokens: Collection[str] = (),
+    add_bos: bool = False,
     ties: Ties = "greatest",
     progress: bool = False,
-) -> list[bytes]:
-    """The bytes and what the merges make of them, in the order of ids: `num_tokens`, or fewer."""
-    words = count_words(texts_of(texts), pre_tokenizer, special_tokens)
-    merges = learn_merges(words, num_tokens - 256, ties=ties, progress=progress)
-    return [bytes([byte]) for byte in byte_alphabet(ties)] + [a + b for a, b in merges]
+) -> BPETokenizer:
+    """Learn `vocab_size` ids: bytes, merges (fewer if the texts run out), special tokens.
+
+    `add_bos` is for a model that learns rows which begin with the begin token: so will prompts.
+    Raises: ValueError if there is no room, for names that are not different, a file's name.
+    """
+    check_learning(texts, vocab_size, special_tokens, add_bos)
+    words = count_words(texts_of(texts), make_pre_tokenizer(pattern), special_tokens)
+    room = vocab_size - 256 - len(special_tokens)
+    merges = learn_merges(words, room, ties=ties, progress=progress)
+    tokens = [bytes([byte]) for byte in byte_alphabet(ties)] + [a + b for a, b in merges]
+    special = {name: len(tokens) + i for i, name in enumerate(special_tokens)}
+    return kind({t: i for i, t in enumerate(tokens)}, pattern, special, add_bos=add_bos)
