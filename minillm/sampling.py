@@ -31,14 +31,11 @@ from minillm.support.device import to_float64
 __all__ = [
     "GREEDY",
     "Sampler",
-    "damp",
     "draw",
     "end_ids",
     "enforce_min_new_tokens",
-    "frequency_penalty",
     "min_p",
-    "presence_penalty",
-    "repetition_penalty",
+    "penalties",
     "row_seed",
     "temperature",
     "top_k",
@@ -100,33 +97,31 @@ def min_p(logits: Tensor, p: float) -> Tensor:
     return logits.masked_fill(logits < floor, -math.inf)
 
 
-def _counts(logits: Tensor, previous_ids: Tensor) -> Tensor:
-    """How often each token occurs in `previous_ids` (B, T); negative ids count nothing."""
-    check_previous_ids(previous_ids, logits)
-    counts = torch.zeros_like(logits, dtype=torch.float32)
-    return counts.scatter_add_(-1, previous_ids.clamp(min=0), (previous_ids >= 0).float())
-
-
-def repetition_penalty(logits: Tensor, previous_ids: Tensor, penalty: float) -> Tensor:
-    """Divide positive and multiply negative logits of tokens that occurred by `penalty`.
+def penalties(
+    logits: Tensor,
+    previous_ids: Tensor,
+    repetition: float = 1.0,
+    presence: float = 0.0,
+    frequency: float = 0.0,
+) -> Tensor:
+    """Of tokens that occurred, divide positive logits by `repetition` and multiply negative ones,
+    then subtract `presence` once and `frequency` for each time.
 
     Shape: logits (B, V), previous_ids (B, T) with -1 for "no token" -> (B, V).
-    Raises: ValueError unless penalty > 0, or if shapes or ids do not fit.
+    Raises: ValueError unless repetition > 0, or if shapes or ids do not fit.
     Source: Keskar et al. 2019 (CTRL), section 4.1; for negative logits as Hugging Face does.
     """
-    check_range("repetition_penalty", penalty)
-    seen = _counts(logits, previous_ids) > 0
-    return torch.where(seen, torch.where(logits < 0, logits * penalty, logits / penalty), logits)
-
-
-def presence_penalty(logits: Tensor, previous_ids: Tensor, penalty: float) -> Tensor:
-    """Subtract `penalty` once from each token that occurred. Shapes as `repetition_penalty`."""
-    return logits - penalty * (_counts(logits, previous_ids) > 0).to(logits.dtype)
-
-
-def frequency_penalty(logits: Tensor, previous_ids: Tensor, penalty: float) -> Tensor:
-    """Subtract `penalty` per occurrence of each token. Shapes as `repetition_penalty`."""
-    return logits - penalty * _counts(logits, previous_ids).to(logits.dtype)
+    check_range("repetition_penalty", repetition)
+    if repetition == 1 and not (presence or frequency):
+        return logits
+    check_previous_ids(previous_ids, logits)
+    counts = torch.zeros_like(logits, dtype=torch.float32)  # (B, V): how often each occurred
+    counts.scatter_add_(-1, previous_ids.clamp(min=0), (previous_ids >= 0).float())
+    x = torch.where(logits < 0, logits * repetition, logits / repetition)
+    x, counts = torch.where(counts > 0, x, logits), counts.to(logits.dtype)
+    if presence or frequency:
+        x = x - presence * counts.clamp(max=1) - frequency * counts
+    return x
 
 
 def draw(probabilities: Tensor, uniform: Tensor) -> Tensor:
@@ -151,13 +146,6 @@ def row_seed(seed: int | Sequence[int], row: int) -> int:
         return int(seed) + 1_000_003 * row  # so that near seeds share no row
     check_seeds(seed, row)
     return int(seed[row])
-
-
-def damp(logits: Tensor, ids: Tensor, repeated: float, present: float, often: float) -> Tensor:
-    """The three; one that would change nothing is left out. Shapes as `repetition_penalty`."""
-    x = logits if repeated == 1 else repetition_penalty(logits, ids, repeated)
-    x = presence_penalty(x, ids, present) if present else x
-    return frequency_penalty(x, ids, often) if often else x
 
 
 def trim(logits: Tensor, k: int | None, p: float | None, m: float | None) -> Tensor:
@@ -206,9 +194,9 @@ class Sampler:
     def process(self, logits: Tensor, previous_ids: Tensor | None = None) -> Tensor:
         """Processed logits in float32, -inf where a token is out. Shape: (B, V) -> (B, V)."""
         check_logits(logits)
-        x = logits.float()
-        ids = x.new_empty(len(x), 0, dtype=torch.long) if previous_ids is None else previous_ids
-        x = damp(x, ids, self.repetition_penalty, self.presence_penalty, self.frequency_penalty)
+        ids = logits.new_empty(len(logits), 0).long() if previous_ids is None else previous_ids
+        factors = self.repetition_penalty, self.presence_penalty, self.frequency_penalty
+        x = penalties(logits.float(), ids, *factors)
         for step in self.steps:
             x = step(x, ids)
             check_logits(x, like=logits, made_by=step)

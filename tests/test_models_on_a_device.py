@@ -216,9 +216,7 @@ def test_processors_ask_nothing():
             sampling.top_k(x, 5),
             sampling.top_p(x, 0.8),
             sampling.min_p(x, 0.1),
-            sampling.repetition_penalty(x, ids, 1.2),
-            sampling.presence_penalty(x, ids, 0.5),
-            sampling.frequency_penalty(x, ids, 0.5),
+            sampling.penalties(x, ids, 1.2, 0.5, 0.5),
             sampling.enforce_min_new_tokens(x, {3, 4}, 0, 1),
         ]
 

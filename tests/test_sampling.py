@@ -39,7 +39,7 @@ CASES = [
     (lambda x, ids: sampling.top_p(x, 0.3), hf.TopPLogitsWarper(0.3)),
     (lambda x, ids: sampling.min_p(x, 0.05), hf.MinPLogitsWarper(0.05)),
     (
-        lambda x, ids: sampling.repetition_penalty(x, ids, 1.3),
+        lambda x, ids: sampling.penalties(x, ids, repetition=1.3),
         hf.RepetitionPenaltyLogitsProcessor(1.3),
     ),
 ]
@@ -109,8 +109,8 @@ def test_penalties_against_numpy():
         counts = np.bincount(tokens, minlength=V)
         want_presence[row] -= 0.6 * (counts > 0)
         want_frequency[row] -= 0.6 * counts
-    np.testing.assert_allclose(sampling.presence_penalty(x, ids, 0.6), want_presence, rtol=1e-6)
-    np.testing.assert_allclose(sampling.frequency_penalty(x, ids, 0.6), want_frequency, rtol=1e-6)
+    np.testing.assert_allclose(sampling.penalties(x, ids, presence=0.6), want_presence, rtol=1e-6)
+    np.testing.assert_allclose(sampling.penalties(x, ids, frequency=0.6), want_frequency, rtol=1e-6)
     sampler = Sampler(presence_penalty=0.6, frequency_penalty=0.6)
     both = want_presence + want_frequency - x.numpy()
     np.testing.assert_allclose(sampler.process(x, ids), both, rtol=1e-5, atol=1e-6)
@@ -119,21 +119,21 @@ def test_penalties_against_numpy():
 def test_negative_ids_are_no_tokens():
     x, ids = random_logits(0), previous(0)
     padded = torch.cat([torch.full((B, 4), -1), ids], dim=1)
-    for name in ("repetition_penalty", "presence_penalty", "frequency_penalty"):
-        function = getattr(sampling, name)
-        torch.testing.assert_close(function(x, padded, 1.5), function(x, ids, 1.5))
+    for one in ({"repetition": 1.5}, {"presence": 1.5}, {"frequency": 1.5}):
+        of_both = (sampling.penalties(x, some, **one) for some in (padded, ids))
+        torch.testing.assert_close(*of_both)
 
 
 def test_processors_keep_the_dtype():
     ids = previous(0)
     for dtype in (torch.bfloat16, torch.float64):
         x = random_logits(0, holes=False).to(dtype)
-        for name in ("repetition_penalty", "presence_penalty", "frequency_penalty"):
-            assert getattr(sampling, name)(x, ids, 1.5).dtype == dtype
+        for name in ("repetition", "presence", "frequency"):
+            assert sampling.penalties(x, ids, **{name: 1.5}).dtype == dtype
         for name, value in (("temperature", 0.5), ("top_k", 3), ("top_p", 0.5), ("min_p", 0.5)):
             assert getattr(sampling, name)(x, value).dtype == dtype
     empty = ids[:, :0]
-    assert torch.equal(sampling.frequency_penalty(x, empty, 1.5), x)
+    assert torch.equal(sampling.penalties(x, empty, 1.5, 1.5, 1.5), x)
 
 
 def test_one_token_is_always_drawn():
@@ -206,8 +206,8 @@ def test_top_p_that_with_all_logits_equal():
         (lambda x: sampling.top_k(x, 0), "top_k must be >= 1, got 0"),
         (lambda x: sampling.top_p(x, 0.0), "top_p must be in"),
         (lambda x: sampling.min_p(x, 1.5), "min_p must be in"),
-        (lambda x: sampling.repetition_penalty(x, previous(0), 0), "repetition_penalty must be"),
-        (lambda x: sampling.presence_penalty(x, previous(0)[:2], 1), "previous_ids"),
+        (lambda x: sampling.penalties(x, previous(0), 0), "repetition_penalty must be"),
+        (lambda x: sampling.penalties(x, previous(0)[:2], 2), "previous_ids"),
         (lambda x: Sampler(temperature=-1), "temperature must be >= 0, got -1"),
         (lambda x: Sampler(top_k=0), "top_k must be >= 1"),
         (lambda x: Sampler()(x[0]), r"logits must be \(B, V\)"),
@@ -220,7 +220,7 @@ def test_top_p_that_with_all_logits_equal():
         (lambda x: Sampler(presence_penalty=math.nan)(x, previous(0)), "NaN"),
         (lambda x: Sampler(repetition_penalty=0.1)(x * 1e38, previous(0)), r"\+inf"),
         (lambda x: Sampler()(x[:0]), r"not empty, got \(0, 211\)"),
-        (lambda x: sampling.presence_penalty(x, previous(0) + V, 1), "the vocabulary 211 tokens"),
+        (lambda x: sampling.penalties(x, previous(0) + V, 2), "the vocabulary 211 tokens"),
     ],
 )
 def test_errors_say_what_was_given(call, message):
@@ -343,7 +343,7 @@ def test_greedy_is_argmax_after_penalties():
     x, ids = random_logits(2), previous(2)
     assert torch.equal(GREEDY(x), x.argmax(-1))
     sampler = Sampler(temperature=0, repetition_penalty=5.0)
-    assert torch.equal(sampler(x, ids), sampling.repetition_penalty(x, ids, 5.0).argmax(-1))
+    assert torch.equal(sampler(x, ids), sampling.penalties(x, ids, 5.0).argmax(-1))
 
 
 # Steps of one's own
@@ -358,7 +358,7 @@ def test_a_step_stands_after_the_penalties_and_before_the_temperature():
 
     sampler = Sampler(temperature=0.5, top_k=3, repetition_penalty=2.0, steps=[note, note])
     found = sampler.process(x, ids)
-    first = sampling.repetition_penalty(x, ids, 2.0)
+    first = sampling.penalties(x, ids, 2.0)
     assert torch.equal(seen[0][0], first) and torch.equal(seen[0][1], ids)
     assert torch.equal(seen[1][0], first + torch.arange(V))
     want = sampling.top_k((first + torch.arange(V) + torch.arange(V)) / 0.5, 3)
