@@ -16,7 +16,8 @@ from collections.abc import Callable
 import torch
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 
-from minillm.cache import KVCache, make_cache
+from minillm.cache import KVCache
+from minillm.support.modes import make_cache
 
 LAYERS, HEADS, DIM = 8, 8, 128
 SHAPE = {

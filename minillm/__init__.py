@@ -39,9 +39,10 @@ _PUBLIC = {
     "deeper.pictures.qwen_vl": ["QwenVL", "QwenVLConfig", "QwenVisionConfig", "mrope_positions"],
     "deeper.attention.rope_scaling": ["RotaryEmbedding", "rope_frequencies"],
     "layers": ["ACTIVATIONS", "DecoderLayer", "GatedMLP", "LayerNorm", "MLP", "RMSNorm"],
-    "cache": ["KVCache", "make_cache"],
+    "cache": ["KVCache"],
     "sampling": ["GREEDY", "Sampler"],
     "deeper.generation.search": ["beam_search", "viterbi_segment"],
+    "support.modes": ["make_cache"],
     "support.sources": ["IndexedSource"],
     "training": [
         "AdamW",

@@ -8,15 +8,13 @@ its layers `cache[i]`. Explained in notebook 08.
 
 import copy
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from minillm.support.checks.cache import check_agree, check_crop, check_kept, check_more, check_rows
-from minillm.support.checks.kinds import check_sizes
 
-__all__ = ["CacheLayer", "KVCache", "make_cache"]
+__all__ = ["CacheLayer", "KVCache"]
 
 
 class CacheLayer:
@@ -186,33 +184,3 @@ class KVCache:
         check_rows(rows, self.batch_size)
         for layer in self.layers:
             layer.reorder(rows)
-
-
-def make_cache(
-    kind: str = "dynamic",
-    *,
-    num_layers: int,
-    batch_size: int,
-    num_kv_heads: int,
-    key_dim: int,
-    value_dim: int,
-    max_length: int | None = None,
-    window: int | None = None,
-    block_size: int = 16,
-    dtype: torch.dtype = torch.float32,
-    device: torch.device | str = "cpu",
-) -> KVCache:
-    """An empty cache: "dynamic" (which grows), "static", "sliding", "paged" or "quantized".
-
-    Of a model's sizes, `model.make_cache(kind, batch_size=...)` makes it.
-    Raises: ValueError for an unknown kind, a size below 1, a missing argument.
-    """
-    sizes: dict[str, Any] = {"batch_size": batch_size, "num_kv_heads": num_kv_heads}
-    sizes |= {"key_dim": key_dim, "value_dim": value_dim}
-    check_sizes(num_layers=num_layers, max_length=max_length, window=window, **sizes)
-    sizes |= {"max_length": max_length, "dtype": dtype, "device": device}
-    if kind == "dynamic":
-        return KVCache([CacheLayer(**sizes) for _ in range(num_layers)])
-    from minillm.deeper.caches.kinds import cache_of
-
-    return cache_of(kind, num_layers, window, block_size, **sizes)

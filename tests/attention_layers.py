@@ -30,8 +30,8 @@ from transformers.models.mistral.modeling_mistral import MistralAttention
 from transformers.models.qwen2.modeling_qwen2 import Qwen2Attention
 from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention
 
+from minillm import make_cache
 from minillm.attention import build_mask
-from minillm.cache import make_cache
 from minillm.deeper.attention.mla import MultiHeadLatentAttention
 from minillm.deeper.attention.rope_scaling import RotaryEmbedding
 from minillm.heads import MultiHeadAttention

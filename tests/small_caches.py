@@ -4,12 +4,13 @@ import torch
 from torch import nn
 
 from minillm.attention import build_mask
-from minillm.cache import KVCache, make_cache
+from minillm.cache import KVCache
 from minillm.deeper.attention.mla import MultiHeadLatentAttention
 from minillm.deeper.caches.kinds import CACHE_KINDS
 from minillm.heads import MultiHeadAttention
 from minillm.layers import GatedMLP, RMSNorm
 from minillm.rope import RotaryEmbedding
+from minillm.support.modes import make_cache
 
 WINDOW, BLOCK, MAX = 5, 4, 40
 KINDS = list(CACHE_KINDS)

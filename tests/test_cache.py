@@ -23,8 +23,9 @@ from small_caches import (
     tokens,
 )
 
-from minillm.cache import KVCache, make_cache
+from minillm.cache import KVCache
 from minillm.deeper.caches.sliding import SlidingLayer
+from minillm.support.modes import make_cache
 
 
 class Listed:

@@ -59,12 +59,11 @@ LOOKS_UP = {
     "attention": "deeper.attention",  # the backends "tiled" and "flash"
     "bpe": "deeper.tokenizer",  # fast training, files
     "ngram": "stories",  # how much to take from a count
-    "cache": "deeper.caches",  # make_cache("paged")
     "generation": "deeper.generation",  # stop strings, compiled steps
     "model": "deeper.attention",  # a rotation for longer texts
     "sampling": "deeper.generation",  # rows drawn together
     "training": "deeper.training",  # Muon, plain batches, expected losses
-    "support": "beyond.families cache deeper.attention deeper.fast deeper.pretrained "
+    "support": "beyond.families cache deeper.attention deeper.caches deeper.fast deeper.pretrained "
     "deeper.tokenizer deeper.training generation layers model",  # families, devices, doors
     "deeper.fast": "beyond.lora deeper.pretrained deeper.training",
     "deeper.pretrained": "deeper.fast deeper.training",  # the kinds of bits that are kept

@@ -170,18 +170,17 @@ def chapter_07(seed: int) -> Values:
 
 
 def chapter_08(seed: int) -> Values:
-    from minillm.cache import make_cache
+    from minillm.cache import CacheLayer, KVCache
 
     def walk() -> list:
-        sizes = {"batch_size": 1, "num_kv_heads": 2, "key_dim": 4, "value_dim": 4}
-        cache = make_cache(num_layers=1, **sizes)
+        cache = KVCache([CacheLayer(1, 2, 4, 4)])
         found: list = []
         for length in (3, 1, 2):
             found += [cache.key_positions(length), *cache[0].update(*heads(seed, length, length))]
         cache.crop(2 + seed % 3)
         return [*found, cache.length, *cache[0].update(*heads(seed, 1, 1))]
 
-    return {"make_cache, update, crop": walk}
+    return {"update, crop": walk}
 
 
 def chapter_09(seed: int) -> Values:

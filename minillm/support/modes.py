@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from minillm.support.checks.kinds import check_sizes
 from minillm.support.checks.model import check_room, dynamic_from
 from minillm.support.device import product_dtype, rng_state, set_rng_state
 
@@ -57,6 +58,38 @@ def open_cache(
     return cache
 
 
+def make_cache(
+    kind: str = "dynamic",
+    *,
+    num_layers: int,
+    batch_size: int,
+    num_kv_heads: int,
+    key_dim: int,
+    value_dim: int,
+    max_length: int | None = None,
+    window: int | None = None,
+    block_size: int = 16,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str = "cpu",
+) -> KVCache:
+    """An empty cache: "dynamic" (which grows), "static", "sliding", "paged" or "quantized".
+
+    Of a model's sizes, `model.make_cache(kind, batch_size=...)` makes it.
+    Raises: ValueError for an unknown kind, a size below 1, a missing argument.
+    """
+    sizes: dict[str, Any] = {"batch_size": batch_size, "num_kv_heads": num_kv_heads}
+    sizes |= {"key_dim": key_dim, "value_dim": value_dim}
+    check_sizes(num_layers=num_layers, max_length=max_length, window=window, **sizes)
+    sizes |= {"max_length": max_length, "dtype": dtype, "device": device}
+    if kind == "dynamic":
+        from minillm.cache import CacheLayer, KVCache
+
+        return KVCache([CacheLayer(**sizes) for _ in range(num_layers)])
+    from minillm.deeper.caches.kinds import cache_of
+
+    return cache_of(kind, num_layers, window, block_size, **sizes)
+
+
 def cache_for(model: Any, kind: str, **sizes: Any) -> KVCache:
     """An empty cache of these sizes, or of those that the model's attention or layers want.
 
@@ -65,8 +98,6 @@ def cache_for(model: Any, kind: str, **sizes: Any) -> KVCache:
     the model's, and the dtype, inside `torch.autocast` that in which keys and values come.
     Raises: ValueError for a sliding cache where the model does read all the past.
     """
-    from minillm.cache import make_cache
-
     if kind == "sliding" and model.config.sliding_window is None:
         raise ValueError("a sliding cache drops keys that a model without sliding_window reads")
     layers, weight = model.model.layers, model.lm_head.weight

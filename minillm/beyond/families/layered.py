@@ -12,13 +12,14 @@ import torch
 from torch import Tensor
 
 from minillm.attention import attention, build_mask
-from minillm.cache import KVCache, make_cache
+from minillm.cache import KVCache
 from minillm.config import UNSET, ModelConfig
 from minillm.deeper.attention.rope_scaling import RotaryEmbedding
 from minillm.heads import MultiHeadAttention, merge_heads, split_heads
 from minillm.model import Decoder, llama_rotary
 from minillm.rope import Rotation
 from minillm.support.checks.kinds import TABLE, Kind, list_of, whole
+from minillm.support.modes import make_cache
 
 FULL, WINDOW = "full_attention", "sliding_attention"
 

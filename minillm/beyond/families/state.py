@@ -17,7 +17,7 @@ from minillm.beyond.state.mamba import Mamba2Mixer
 from minillm.beyond.state.mamba_parts import StateSizes, at_least_float32, check_heads
 from minillm.beyond.state.selective_scan import MambaMixer
 from minillm.beyond.state.state_cache import StateCache, StateLayer
-from minillm.cache import KVCache, make_cache
+from minillm.cache import KVCache
 from minillm.config import ModelConfig
 from minillm.deeper.attention.rope_layouts import PartialRotation
 from minillm.deeper.attention.rope_scaling import RotaryEmbedding
@@ -25,6 +25,7 @@ from minillm.model import Decoder, llama_layer, make_part
 from minillm.support.checks.config import check_shared
 from minillm.support.checks.kinds import Kind, list_of, number, whole
 from minillm.support.family import Family
+from minillm.support.modes import make_cache
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from minillm.attention import build_mask
 from minillm.beyond.two_sequences.cross import CrossAttention
-from minillm.cache import KVCache, make_cache
+from minillm.cache import KVCache
 from minillm.generation import generate
 from minillm.heads import MultiHeadAttention, SupportsUpdate
 from minillm.layers import ACTIVATIONS, LayerNorm
@@ -32,7 +32,7 @@ from minillm.support.checks.kinds import (
 )
 from minillm.support.checks.model import check_mask, check_prompt
 from minillm.support.device import product_dtype
-from minillm.support.modes import EvalMode
+from minillm.support.modes import EvalMode, make_cache
 from minillm.support.saved import SavedModel
 
 
@@ -429,7 +429,7 @@ class EncoderDecoder(SavedModel):
     def make_cache(
         self, kind: str = "dynamic", *, batch_size: int, max_length: int | None = None
     ) -> KVCache:
-        """An empty cache of what the decoder has written; kinds as in `minillm.cache`."""
+        """An empty cache of what the decoder has written; kinds as in `minillm.make_cache`."""
         c, weight = self.config, self.lm_head.weight
         heads = c.decoder_attention_heads
         return make_cache(

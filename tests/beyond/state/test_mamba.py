@@ -24,8 +24,9 @@ from minillm.beyond.state.mamba import (
 from minillm.beyond.state.mamba_parts import StateSizes
 from minillm.beyond.state.selective_scan import MambaMixer, selective_scan
 from minillm.beyond.state.state_cache import StateCache, StateLayer
-from minillm.cache import KVCache, make_cache
+from minillm.cache import KVCache
 from minillm.layers import RMSNorm
+from minillm.support.modes import make_cache
 
 transformers.logging.set_verbosity_error()
 
