@@ -3,7 +3,7 @@
 # Built from notebooks/10_minillm.ipynb: edit there, then make build.
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 from minillm.support.checks.config import check_division, check_keys
@@ -46,13 +46,7 @@ class ModelConfig(ConfigDoors):
 
     def __post_init__(self) -> None:
         check_keys(self, ModelConfig)
-        follows = self.follows()
-        for f in fields(self):
-            if (value := getattr(self, f.name)) is None:  # what follows, or the family's default
-                value = follows.get(f.name, getattr(type(self), f.name, None))
-            elif isinstance(value, list) and f.name in self.kinds:
-                value = tuple(value)
-            object.__setattr__(self, f.name, value)  # frozen, but not finished yet
+        self.fill_in(self.follows())
         self.check()
 
     def follows(self) -> dict[str, Any]:

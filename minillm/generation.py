@@ -1,7 +1,4 @@
-"""Generation: one forward pass and one draw a token, for rows that begin and end anywhere.
-
-Explained in notebook 10; what is drawn, and how, is in `minillm.sampling`.
-"""
+"""One forward pass and one draw a token, for rows that begin and end anywhere (notebook 10)."""
 
 # Built from notebooks/10_minillm.ipynb: edit there, then make build.
 

@@ -66,12 +66,8 @@ def llama_layer(c: ModelConfig, layer: int) -> nn.Module:
 
 
 def llama_rotary(c: ModelConfig) -> RotaryEmbedding:
-    """The rotation of queries and keys; one for texts beyond the trained length is looked up."""
-    made: Any = RotaryEmbedding
-    if c.rope_scaling is not None:
-        from minillm.deeper.attention import rope_scaling
-
-        made = partial(rope_scaling.RotaryEmbedding, scaling=c.rope_scaling)
+    """Chapter 05's rotation, or the one for texts beyond the trained length."""
+    made: Any = RotaryEmbedding if c.rope_scaling is None else c.scaled_rotation
     return made(c.head_dim, base=c.rope_theta, max_position_embeddings=c.max_position_embeddings)
 
 

@@ -60,7 +60,6 @@ LOOKS_UP = {
     "bpe": "deeper.tokenizer",  # fast training, files
     "ngram": "stories",  # how much to take from a count
     "generation": "deeper.generation",  # stop strings, compiled steps
-    "model": "deeper.attention",  # a rotation for longer texts
     "sampling": "deeper.generation",  # rows drawn together
     "training": "deeper.training",  # Muon, plain batches, expected losses
     "support": "beyond.families cache deeper.attention deeper.caches deeper.fast deeper.pretrained "

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
+from functools import partial
 from pkgutil import resolve_name
 from typing import Any, ClassVar, Self
 
@@ -124,6 +125,7 @@ class ConfigDoors:
 
     model_type: str
     eos_token_id: Any
+    rope_scaling: Any
 
     def __new__(cls, *args: Any, **keys: Any) -> Self:
         """An empty config of the family's class, which `__init__` fills.
@@ -169,6 +171,23 @@ class ConfigDoors:
         from minillm.deeper.pretrained.families import write_config
 
         return write_config(self)  # type: ignore[arg-type]
+
+    def fill_in(self, follows: Mapping[str, Any]) -> None:
+        """What was not given: what follows from other keys, or the family's default."""
+        keys: Any = type(self)
+        for f in fields(keys):
+            if (value := getattr(self, f.name)) is None:
+                value = follows.get(f.name, getattr(keys, f.name, None))
+            elif isinstance(value, list) and f.name in self.kinds:
+                value = tuple(value)
+            object.__setattr__(self, f.name, value)  # frozen, but not finished yet
+
+    @property
+    def scaled_rotation(self) -> Callable[..., Any]:
+        """What makes the rotation that `rope_scaling` asks for."""
+        from minillm.deeper.attention import rope_scaling
+
+        return partial(rope_scaling.RotaryEmbedding, scaling=self.rope_scaling)
 
     def check(self) -> None:
         """Raises: ValueError for keys that are lacking, or contradict each other."""
