@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
-from functools import partial
 from pkgutil import resolve_name
 from typing import Any, ClassVar, Self
 
@@ -174,20 +173,18 @@ class ConfigDoors:
 
     def fill_in(self, follows: Mapping[str, Any]) -> None:
         """What was not given: what follows from other keys, or the family's default."""
-        keys: Any = type(self)
-        for f in fields(keys):
+        for f in fields(self):  # type: ignore[arg-type]  # all heirs are dataclasses
             if (value := getattr(self, f.name)) is None:
-                value = follows.get(f.name, getattr(keys, f.name, None))
+                value = follows.get(f.name, getattr(type(self), f.name, None))
             elif isinstance(value, list) and f.name in self.kinds:
                 value = tuple(value)
             object.__setattr__(self, f.name, value)  # frozen, but not finished yet
 
-    @property
-    def scaled_rotation(self) -> Callable[..., Any]:
-        """What makes the rotation that `rope_scaling` asks for."""
+    def scaled_rotation(self, *sizes: Any, **options: Any) -> Any:
+        """The rotation that `rope_scaling` asks for."""
         from minillm.deeper.attention import rope_scaling
 
-        return partial(rope_scaling.RotaryEmbedding, scaling=self.rope_scaling)
+        return rope_scaling.RotaryEmbedding(*sizes, **options, scaling=self.rope_scaling)
 
     def check(self) -> None:
         """Raises: ValueError for keys that are lacking, or contradict each other."""
