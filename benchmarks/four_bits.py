@@ -3,14 +3,19 @@
     OMP_NUM_THREADS=1 python benchmarks/four_bits.py --save assets/four-bits.json
 
 SmolLM2-135M-Instruct, the file that `make real` fetches (`--file` names another GGUF file), and
-llama.cpp where its wheel is installed (`pip install xllamacpp`). `--kind Q4_0` writes a copy of it
-whose layers were decoded and stored anew at that kind (embedding and head stay as they are; Q4_K,
-for which llama.cpp's own quantiser is taken, has rows of a multiple of 256: others stay, too).
-Contenders take turns in one process, times are its processor time (`--wall`: the clock's, for
-several threads); printed are medians over the rounds and the range of the ratios to packed float32
-(above 1: quicker). The most memory is that of a process of its own, which opens, reads and writes
-once. The KL divergence is from the decoded float32 model, over the tokens that it writes, one after
-the other. `--save` puts all of it into a file, which deeper/10_four_bits shows.
+llama.cpp where its wheel is installed (`pip install xllamacpp`). `--kind Q4_1 Q4_0` measures copies
+whose layers were decoded and stored anew at these kinds (embedding and head stay as they are, as do
+all layers that are of the kind already; Q4_K, for which llama.cpp's own quantiser is taken, has
+rows of a multiple of 256: others stay, too). `--threads 1 2` measures with both.
+In each round every kind and number of threads has its turn, in which contenders follow each other,
+all in one process. Times are its processor time, with several threads the clock's; printed are
+medians over the rounds and the range of the ratios to packed float32 (above 1: quicker). The most
+memory is that of a process of its own, which opens, reads and writes once. The KL divergence is
+counted twice, over the tokens that the exact model writes, one after the other: from the decoded
+float32 model of the same file, and from the model before it was rounded: that of `--original`, a
+folder or file, or else, for layers stored anew, the decoded file that they were stored from. Memory
+and KL are those of one thread. `--save` puts all of it into a file, which
+deeper/10_four_bits shows.
 """
 
 from __future__ import annotations
@@ -18,6 +23,7 @@ from __future__ import annotations
 import argparse
 import ctypes
 import json
+import os
 import platform
 import re
 import statistics
@@ -25,10 +31,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable
+from functools import cache, partial
 from importlib.metadata import PackageNotFoundError, files, version
 from importlib.util import find_spec
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -123,37 +131,34 @@ class LlamaCpp:
         return {entry["id"]: entry["logprob"] for entry in found}
 
 
-def opened(kind: str, path: Path, threads: int) -> tuple[Callable[..., Any], Any]:
-    """What reads ids and writes so many tokens, and the model."""
+def opened(kind: str, path: Path) -> tuple[Callable[..., Any], Any]:
+    """What reads ids and writes so many tokens with so many threads, and the model."""
     if kind == "llama.cpp":
-        llama = LlamaCpp(path, threads)
-        return llama.ask, llama
+        servers = cache(partial(LlamaCpp, path))
+        return lambda ids, n, threads: servers(threads).ask(ids, n), servers(1)
     model = from_pretrained(path, weights="as stored" if kind == "as stored" else None)[0]
     model = model.packed() if kind == "packed" else model
-    return lambda ids, n: generate(model, ids, max_new_tokens=n, eos_token_id=None), model
+    return lambda ids, n, _: generate(model, ids, max_new_tokens=n, eos_token_id=None), model
 
 
-def peak(kind: str, path: Path, threads: int) -> float:
+def peak(kind: str, path: Path) -> float:
     """The most memory, in MB, of a process that opens the file, reads 400 tokens, writes 32."""
     this = [sys.executable, __file__, "--peak", kind, "--file", str(path)]
-    done = subprocess.run(
-        [*this, "--threads", str(threads)], capture_output=True, text=True, check=True
-    )
+    done = subprocess.run(this, capture_output=True, text=True, check=True)
     return float(done.stdout.split()[-1])
 
 
-def measure_peak(kind: str, path: Path, threads: int) -> None:
-    write, _ = opened(kind, path, threads)
-    write(torch.arange(1000, 1400)[None], 32)
+def measure_peak(kind: str, path: Path) -> None:
+    run, _ = opened(kind, path)
+    run(torch.arange(1000, 1400)[None], 32, 1)
     # not getrusage, which goes on from the most of the process that began this one
     status = Path("/proc/self/status").read_text(encoding="utf-8")
     print(int(re.search(r"VmHWM:\s+(\d+) kB", status)[1]) / 1024)
 
 
 @torch.inference_mode()
-def divergences(models: dict[str, Any], start: Tensor, count: int) -> dict[str, float]:
-    """KL from the plain float32 model a token, along the text that it writes."""
-    exact = models["plain"]
+def divergences(models: dict[str, Any], exact: Any, start: Tensor, count: int) -> dict[str, float]:
+    """KL from an exact model, nats a token, along the text that this one writes."""
     ids = generate(exact, start, max_new_tokens=count, eos_token_id=None)
     places = range(start.shape[1], ids.shape[1])
     p = exact(ids[:, :-1])[0, start.shape[1] - 1 :].double().log_softmax(-1)
@@ -204,68 +209,93 @@ def report(title: str, seconds: dict[str, list[float]], tokens: int) -> dict[str
     return found
 
 
+def losses(path: Path, before: Path | None, models: dict[str, Any], new: int) -> dict[str, Any]:
+    """The KL of a file's contenders from its decoded model, and from the one before it."""
+    found = {}
+    for title, origin in {"KL": path, "KL from before": before}.items():
+        if origin is not None:
+            exact, tokenizer = from_pretrained(origin, dtype="float32")
+            prompt = torch.tensor([tokenizer.apply_chat_template(CHAT)])
+            found[title] = divergences(models, exact, prompt, new)
+            print(f"{title}, nats a token, counted from {origin.name}")
+            for name, value in found[title].items():
+                print(f"  {name:10} {value:.1e}", flush=True)
+    return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--new", type=int, default=64)
-    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--threads", type=int, nargs="+", default=[1])
     parser.add_argument("--file", type=Path, help="a GGUF file with a tokenizer")
-    parser.add_argument("--kind", choices=("Q4_0", "Q4_1", "Q4_K", "Q8_0"), help="of the layers")
-    parser.add_argument("--wall", action="store_true", help="the clock's time")
+    parser.add_argument("--original", type=Path, help="the model before it was rounded")
+    parser.add_argument("--kind", nargs="+", choices=("Q4_0", "Q4_1", "Q4_K", "Q8_0"))
     parser.add_argument("--save", type=Path, help="add what was measured to this file")
     parser.add_argument("--peak", choices=KINDS, help=argparse.SUPPRESS)
     args = parser.parse_args()
-    torch.set_num_threads(args.threads)
+    torch.set_num_threads(1)
     path = args.file or real_file()
     if path is None:
         print("left out: the model is not here (make real fetches it)")
         return
     if args.peak:
-        measure_peak(args.peak, path, args.threads)
+        measure_peak(args.peak, path)
         return
-    folder = tempfile.TemporaryDirectory()
-    path = stored_anew(path, args.kind, folder.name) if args.kind else path
-    kinds = KINDS if find_spec("xllamacpp") else KINDS[:2]
+    names = KINDS if find_spec("xllamacpp") else KINDS[:2]
     processor = torch.backends.cpu.get_cpu_capability()
-    print(f"{path.name}; {platform.machine()}, {processor}, torch {torch.__version__}, ", end="")
-    print(f"{args.threads} threads")
-    if len(kinds) == 2:
+    print(f"{path.name}; {platform.machine()}, {processor}, torch {torch.__version__}")
+    if len(names) == 2:
         print("llama.cpp is left out: pip install xllamacpp")
     else:
         print(f"llama.cpp by xllamacpp {version('xllamacpp')}")
-    plain, tokenizer = from_pretrained(path)
-    prompt = torch.tensor([tokenizer.apply_chat_template(CHAT)])
-    found = {kind: opened(kind, path, args.threads) for kind in kinds}
-    now = time.perf_counter if args.wall else time.process_time
-    writers = {k: (lambda w=w: w(prompt[:, :1], args.new)) for k, (w, _) in found.items()}
-    rounds(writers, 1, now)
-    row: dict[str, Any] = {
-        "kind": args.kind or usual_kind(path),
-        "processor": processor,
-        "threads": args.threads,
-        "clock": "wall" if args.wall else "processor time",
-        "rounds": args.rounds,
+    folder, usual = tempfile.TemporaryDirectory(), usual_kind(path)
+    files = {
+        kind: path if kind == usual else stored_anew(path, kind, folder.name)
+        for kind in args.kind or [usual]
     }
-    row["write"] = report(f"writing {args.new}", rounds(writers, args.rounds, now), args.new)
     generator = torch.Generator().manual_seed(0)
     long = torch.randint(1000, 40_000, (1, 400), generator=generator)
-    readers = {k: (lambda w=w: w(long, 1)) for k, (w, _) in found.items()}
-    row["read 400"] = report("reading 400", rounds(readers, args.rounds, now), 400)
-    models = {k: model for k, (_, model) in found.items()} | {"plain": plain}
-    print("KL to the decoded float32 model, nats a token")
-    row["KL"] = divergences(models, prompt, args.new)
-    for kind, value in row["KL"].items():
-        print(f"  {kind:10} {value:.1e}", flush=True)
-    print("most memory, MB")
-    row["MB"] = {}
-    for kind in kinds if sys.platform == "linux" else ():
-        row["MB"][kind] = peak(kind, path, args.threads)
-        print(f"  {kind:10} {row['MB'][kind]:6.0f}", flush=True)
+    tasks = {"write": (long[:, :1], args.new), "read 400": (long, 1)}
+    models = {kind: {name: opened(name, file) for name in names} for kind, file in files.items()}
+    seconds: dict[Any, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for number in range(args.rounds + 1):
+        for kind, threads in product(files, args.threads):
+            torch.set_num_threads(threads)
+            for task, ids in tasks.items():
+                runs = {
+                    name: partial(run, *ids, threads) for name, (run, _) in models[kind].items()
+                }
+                now = time.process_time if threads == 1 else time.perf_counter
+                for name, (taken,) in rounds(runs, 1, now).items():
+                    seconds[kind, threads, task][name] += [taken] if number else []
+        print(f"round {number} of {args.rounds}; load {os.getloadavg()[0]:.1f}", flush=True)
+    torch.set_num_threads(1)
+    rows = []
+    for kind, file in files.items():
+        before = args.original or (path if file != path else None)
+        lost = losses(file, before, {k: model for k, (_, model) in models[kind].items()}, args.new)
+        memory = {name: peak(name, file) for name in names if sys.platform == "linux"}
+        print(f"{kind}, most memory, MB: {memory}", flush=True)
+        for threads in args.threads:
+            row: dict[str, Any] = {
+                "kind": kind,
+                "processor": processor,
+                "threads": threads,
+                "clock": "processor time" if threads == 1 else "wall",
+                "rounds": args.rounds,
+            }
+            for task, (ids, new) in tasks.items():
+                title = f"{kind}, {threads} threads, {task}"
+                taken = seconds[kind, threads, task]
+                row[task] = report(title, taken, new if task == "write" else ids.shape[1])
+            rows.append(row | lost | {"MB": memory})
     if args.save:
         keys = ("kind", "processor", "threads")
         known = json.loads(args.save.read_text("utf-8")) if args.save.exists() else []
-        known = [other for other in known if any(other[k] != row[k] for k in keys)]
-        args.save.write_text(json.dumps([*known, row], indent=1) + "\n", "utf-8")
+        new = {tuple(row[k] for k in keys) for row in rows}
+        known = [row for row in known if tuple(row[k] for k in keys) not in new]
+        args.save.write_text(json.dumps([*known, *rows], indent=1) + "\n", "utf-8")
 
 
 if __name__ == "__main__":
