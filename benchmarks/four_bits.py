@@ -262,13 +262,13 @@ def main() -> None:
     for number in range(args.rounds + 1):
         for kind, threads in product(files, args.threads):
             torch.set_num_threads(threads)
-            for task, ids in tasks.items():
-                runs = {
-                    name: partial(run, *ids, threads) for name, (run, _) in models[kind].items()
+            for task, asked in tasks.items():
+                runs: dict[str, Callable[[], Any]] = {
+                    name: partial(run, *asked, threads) for name, (run, _) in models[kind].items()
                 }
                 now = time.process_time if threads == 1 else time.perf_counter
-                for name, (taken,) in rounds(runs, 1, now).items():
-                    seconds[kind, threads, task][name] += [taken] if number else []
+                for name, taken in rounds(runs, 1, now).items():
+                    seconds[kind, threads, task][name] += taken if number else []
         print(f"round {number} of {args.rounds}; load {os.getloadavg()[0]:.1f}", flush=True)
     torch.set_num_threads(1)
     rows = []
@@ -287,14 +287,14 @@ def main() -> None:
             }
             for task, (ids, new) in tasks.items():
                 title = f"{kind}, {threads} threads, {task}"
-                taken = seconds[kind, threads, task]
-                row[task] = report(title, taken, new if task == "write" else ids.shape[1])
+                tokens = new if task == "write" else ids.shape[1]
+                row[task] = report(title, seconds[kind, threads, task], tokens)
             rows.append(row | lost | {"MB": memory})
     if args.save:
         keys = ("kind", "processor", "threads")
         known = json.loads(args.save.read_text("utf-8")) if args.save.exists() else []
-        new = {tuple(row[k] for k in keys) for row in rows}
-        known = [row for row in known if tuple(row[k] for k in keys) not in new]
+        anew = {tuple(row[k] for k in keys) for row in rows}
+        known = [row for row in known if tuple(row[k] for k in keys) not in anew]
         args.save.write_text(json.dumps([*known, *rows], indent=1) + "\n", "utf-8")
 
 

@@ -5,19 +5,14 @@ Explained in deeper/10_four_bits.
 
 # Built from notebooks/deeper/10_four_bits.ipynb: edit there, then make build.
 
-from collections.abc import Sequence
-from itertools import groupby
-from typing import Any
-
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 __all__ = [
     "FEW",
     "GROUP",
     "SIZES",
-    "FourBitMatrix",
     "blocks",
     "decoded_product",
     "level_product",
@@ -137,6 +132,9 @@ def sixteen_bits(rows: Tensor, kind: str) -> Tensor:
     return torch.cat([piece.view(torch.uint8) for piece in pieces])
 
 
+FEW = 64  # up to so many rows by the product of four bits, more by decoded numbers
+
+
 def decoded_product(x: Tensor, rows: Tensor, kind: str) -> Tensor:
     """`x @ W.T`, some rows of W at a time: decoded, multiplied, thrown away.
 
@@ -144,51 +142,3 @@ def decoded_product(x: Tensor, rows: Tensor, kind: str) -> Tensor:
     """
     some = max(64, 2**19 // x.shape[-1] // 64 * 64)  # other than multiples of 64 are slower
     return torch.cat([F.linear(x, numbers(r, kind)) for r in rows.split(some)], -1)
-
-
-FEW = 64  # more rows are multiplied more quickly by decoded numbers
-
-
-class FourBitMatrix(nn.Module):
-    """Matrices of a file, one above the other, by torch's product of four bits: a few rows of x.
-
-    x is rounded to bfloat16, as is the result. `columns`, the weight of a norm, multiplies x.
-    Matrices of kind "BF16" are multiplied where they lie; four rows and more by decoded numbers.
-    Shape: x (T, in), plus (T, out) or (out,) -> (T, out).
-    """
-
-    columns: Tensor | None
-
-    def __init__(self, linears: Sequence[Any], columns: Tensor | None = None) -> None:
-        super().__init__()
-        self.register_buffer("columns", columns, persistent=False)
-        self.parts: list[tuple[Tensor, Tensor | None, bool, int]] = []
-        for kind, same in groupby(linears, lambda linear: linear.stored_kind):
-            found = [linear.rows for linear in same]
-            if kind == "BF16":
-                self.parts += [(rows, None, False, len(rows)) for rows in found]
-                continue
-            rows = found[0] if len(found) == 1 else torch.cat(found)
-            self.parts.append((*pack(rows, kind), kind == "Q8_0", len(rows)))
-
-    def takes_panels(self, x: Tensor) -> bool:
-        """A compiler gets this product as it is."""
-        return False
-
-    def reads(self, x: Tensor) -> bool:
-        """Whether a prompt of such rows x (T, in) goes by it."""
-        return len(x) <= FEW
-
-    def forward(self, x: Tensor, plus: Tensor | None = None) -> Tensor:
-        x = x if self.columns is None else x * self.columns
-        short, found = x.to(torch.bfloat16), []
-        for packed, scales, twice, size in self.parts:
-            if scales is not None:
-                y = level_product(short.repeat(1, 2) if twice else short, packed, scales)
-            elif len(x) < 4:
-                y = F.linear(short, packed.view(torch.bfloat16))
-            else:
-                y = decoded_product(x, packed, "BF16")
-            found.append(y if y.shape[1] == size else y[:, :size])
-        y = found[0] if len(found) == 1 else torch.cat(found, -1)
-        return y.float() if plus is None else plus + y

@@ -6,6 +6,7 @@ What they compute is deeper/10_four_bits.
 import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
+from itertools import groupby
 from typing import Any, Self
 
 import torch
@@ -13,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from minillm.deeper.fast.four_bits import (
-    FourBitMatrix,
+    FEW,
     decoded_product,
     level_product,
     numbers,
@@ -22,7 +23,14 @@ from minillm.deeper.fast.four_bits import (
     sixteen_bits,
 )
 
-__all__ = ["StoredEmbedding", "StoredLinear", "StoredRows", "four_bit_products", "take_rows"]
+__all__ = [
+    "FourBitMatrix",
+    "StoredEmbedding",
+    "StoredLinear",
+    "StoredRows",
+    "four_bit_products",
+    "take_rows",
+]
 
 
 class StoredRows(nn.Module):
@@ -64,6 +72,51 @@ class StoredEmbedding(StoredRows):
     def forward(self, ids: Tensor) -> Tensor:
         rows = F.embedding(ids.flatten(), self.rows)
         return numbers(rows, self.stored_kind).view(*ids.shape, -1)
+
+
+class FourBitMatrix(nn.Module):
+    """Matrices of a file, one above the other, by torch's product of four bits: a few rows of x.
+
+    x is rounded to bfloat16, as is the result. `columns`, the weight of a norm, multiplies x.
+    Matrices of kind "BF16" are multiplied where they lie; four rows and more by decoded numbers.
+    Shape: x (T, in), plus (T, out) or (out,) -> (T, out).
+    """
+
+    columns: Tensor | None
+
+    def __init__(self, linears: Sequence[Any], columns: Tensor | None = None) -> None:
+        super().__init__()
+        self.register_buffer("columns", columns, persistent=False)
+        self.parts: list[tuple[Tensor, Tensor | None, bool, int]] = []
+        for kind, same in groupby(linears, lambda linear: linear.stored_kind):
+            found = [linear.rows for linear in same]
+            if kind == "BF16":
+                self.parts += [(rows, None, False, len(rows)) for rows in found]
+                continue
+            rows = found[0] if len(found) == 1 else torch.cat(found)
+            self.parts.append((*pack(rows, kind), kind == "Q8_0", len(rows)))
+
+    def takes_panels(self, x: Tensor) -> bool:
+        """A compiler gets this product as it is."""
+        return False
+
+    def reads(self, x: Tensor) -> bool:
+        """Whether a prompt of such rows x (T, in) goes by it."""
+        return len(x) <= FEW
+
+    def forward(self, x: Tensor, plus: Tensor | None = None) -> Tensor:
+        x = x if self.columns is None else x * self.columns
+        short, found = x.to(torch.bfloat16), []
+        for packed, scales, twice, size in self.parts:
+            if scales is not None:
+                y = level_product(short.repeat(1, 2) if twice else short, packed, scales)
+            elif len(x) < 4:
+                y = F.linear(short, packed.view(torch.bfloat16))
+            else:
+                y = decoded_product(x, packed, "BF16")
+            found.append(y if y.shape[1] == size else y[:, :size])
+        y = found[0] if len(found) == 1 else torch.cat(found, -1)
+        return y.float() if plus is None else plus + y
 
 
 class StoredLinear(StoredRows):

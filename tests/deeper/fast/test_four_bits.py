@@ -17,10 +17,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from minillm.beyond.lora.adapters import add_lora
 from minillm.bpe import GPT2_PATTERN, BPETokenizer
 from minillm.deeper.fast import stored as stored_module
-from minillm.deeper.fast.four_bits import FEW, SIZES, FourBitMatrix, blocks, numbers, quantize
+from minillm.deeper.fast.four_bits import FEW, SIZES, blocks, numbers, quantize
 from minillm.deeper.fast.packed import PackedLM
 from minillm.deeper.fast.small import int8_copy
-from minillm.deeper.fast.stored import StoredEmbedding, StoredLinear, four_bit_products
+from minillm.deeper.fast.stored import (
+    FourBitMatrix,
+    StoredEmbedding,
+    StoredLinear,
+    four_bit_products,
+)
 from minillm.deeper.generation.conversation import Conversation
 from minillm.deeper.generation.stream import stream_text
 from minillm.deeper.pretrained.load import from_pretrained, load_model, save_pretrained
