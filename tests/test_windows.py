@@ -283,7 +283,8 @@ def test_notebooks_are_built_checked_pulled_and_executed(tmp_path):
 
 def test_the_suite_can_be_collected():
     """No module of the tests needs, when it is imported, what Windows lacks."""
-    quick = ("--collect-only", "-q", "-s", "-p", "no:cacheprovider", "--assert=plain")
+    quick = ["--collect-only", "-q", "-s", "-p", "no:cacheprovider", "--assert=plain"]
+    quick += ["-p", "no:nbval", "-o", "addopts=--import-mode=importlib"]  # no page: starts sooner
     done = under_rules("-m", "pytest", *quick, "tests")
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     assert f"{Path(__file__).name}::test_the_suite_can_be_collected" in done.stdout
