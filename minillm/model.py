@@ -225,7 +225,7 @@ class CausalLM(Doors):
 
     @torch.no_grad()
     def reset_parameters(self, seed: int = 0) -> None:
-        """Draw all matrices anew, those that are summed smaller (GPT-2); biases zero; norms stay."""
+        """Draw all matrices anew, summed ones smaller (GPT-2); biases zero; norms stay."""
         c, device = self.config, self.lm_head.weight.device
         generator = None if device.type == "meta" else torch.Generator(device).manual_seed(seed)
         for name, weight in self.model.named_parameters():
