@@ -151,7 +151,7 @@ def test_every_number_of_readme_is_true():
     said = re.findall(r"exercises another (\w+)", " ".join(map("".join, heads[1:])))
     hours = sum(60 if m == "hour" else int(m) for m in said) / 60
     assert len(said) == 10 and round(hours) == 9 and "the exercises another nine" in README
-    assert "running two to three minutes" in last and "trained for nearly three hours" in last
+    assert "running two to four minutes" in last and "trained for nearly three hours" in last
     assert of("notebooks/tour.ipynb", r"The course in (half an hour)") in README
     # and there is no other number, but in the rows of the chapters and in code
     rest = re.sub(
