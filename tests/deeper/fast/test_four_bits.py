@@ -452,13 +452,20 @@ def test_without_a_product_that_is_right_the_weights_are_floats(
 
 
 @HERE
-@pytest.mark.parametrize(("times", "slow"), [(9, False), (11, True)])
-def test_a_product_that_takes_too_long_is_not_taken(times, slow, monkeypatch, asked_anew):
-    """By a clock of our own, on which a product in float32 takes a second."""
+@pytest.mark.parametrize(
+    ("times", "disturbed", "slow"), [(9, 0, False), (11, 0, True), (9, 15, False)]
+)
+def test_a_product_that_takes_too_long_is_not_taken(
+    times, disturbed, slow, monkeypatch, asked_anew
+):
+    """By a clock of our own, on which a product in float32 takes a second.
+
+    Disturbed are the first calls: another program has the processor, as it does on busy machines.
+    """
     passed, real = [], stored_module.level_product
 
     def product(*args):
-        passed.append(times)
+        passed.append(times if len(passed) > 2 * disturbed else 100)
         return real(*args)
 
     def linear(x, w):
