@@ -40,15 +40,15 @@ def quantize(weight: Tensor, kind: str) -> Tensor:
     x = weight.detach().float().unflatten(1, (-1, GROUP))
     if kind == "Q4_0":  # the number of the largest size becomes level 0, which is -8 steps
         least = x.gather(-1, x.abs().argmax(-1, keepdim=True))
-        scale, head = least / -8, []
+        scale, more = least / -8, []
     else:
         least = x.amin(-1, keepdim=True)
-        scale, head = (x.amax(-1, keepdim=True) - least) / 15, [least]
+        scale, more = (x.amax(-1, keepdim=True) - least) / 15, [least]
     steps = (1 / scale).where(scale != 0, 0)
     # the same operations as there, in the same order: the last bit decides some levels
     levels = x * steps + 8.5 if kind == "Q4_0" else (x - least) * steps + 0.5
     levels = levels.to(torch.uint8).clamp(max=15)
-    halves = torch.cat([scale, *head], -1).half().view(torch.uint8)
+    halves = torch.cat([scale, *more], -1).half().view(torch.uint8)
     return torch.cat([halves, levels[..., :16] | levels[..., 16:] << 4], -1).flatten(1)
 
 
