@@ -1,11 +1,14 @@
-"""A small model, small sources of batches and short runs, for the tests of training."""
+"""A small model, small sources of batches, short runs and processes, for tests of training."""
 
 import contextlib
 import errno
 import json
+import multiprocessing
 import os
 import random
 import signal
+import socket
+import textwrap
 import types
 from pathlib import Path
 
@@ -253,6 +256,38 @@ def windows_rules(monkeypatch):
         for name in ("rename", "replace"):
             patch.setattr(os, name, moved(name))
         yield
+
+
+# Forks of a process that has imported all this once; it has trained nothing, so they may.
+CHILDREN = multiprocessing.get_context("forkserver" if hasattr(os, "fork") else "spawn")
+CHILDREN.set_forkserver_preload(["minillm.cli.main", "torch._dynamo", "pytest"])
+
+
+def run_code(pipe, code, arguments, settings):
+    os.environ.update(settings)
+    exec(textwrap.dedent(code), {"pipe": pipe, "arguments": arguments})
+
+
+def child(code, arguments, **settings):
+    """A process that runs this code, and our end of its pipe."""
+    ours, pipe = CHILDREN.Pipe()
+    process = CHILDREN.Process(target=run_code, args=(pipe, code, arguments, settings))
+    process.start()
+    pipe.close()
+    return process, ours
+
+
+def two_processes(code, *arguments):
+    """What each of the two that torchrun would start sends."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    group = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    started = [child(code, arguments, RANK=str(r), LOCAL_RANK=str(r), **group) for r in range(2)]
+    found = [ours.recv() for _, ours in started]
+    for process, _ in started:
+        process.join()
+    return found
 
 
 def learns_and_resumes_bit_for_bit(make_model, folder):

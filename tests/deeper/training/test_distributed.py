@@ -3,10 +3,8 @@
 import json
 import os
 import shutil
-import socket
 import subprocess
 import sys
-import textwrap
 from datetime import timedelta
 from pathlib import Path
 
@@ -18,6 +16,7 @@ from torch import nn
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from torch.distributed.fsdp import FSDPModule
 from torch.testing._internal.distributed.fake_pg import FakeStore
+from training_runs import two_processes
 
 from minillm.cli.main import main
 from minillm.deeper.training import checkpoint, distributed
@@ -38,50 +37,23 @@ KINDS = {
 }
 
 WORKER = """
-    import faulthandler, json, os, shutil, sys
+    import faulthandler, os, shutil
     from minillm.deeper.training import distributed
     from minillm.cli.main import main
 
     faulthandler.dump_traceback_later(200, exit=True)  # whoever waits in vain says where
     distributed.stop = lambda: None  # one group serves all commands
     codes = []
-    for argv in json.loads(sys.argv[1]):
+    for argv in arguments:
         if argv[0] != "cut":
             codes.append(main(argv))
         elif distributed.world().rank == 0:  # a copy of a run without its last checkpoint
             shutil.copytree(argv[1], argv[2])
             shutil.rmtree(argv[2] + "/step-00000006")
-    print(codes, flush=True)
+    pipe.send(codes)
     distributed.barrier()
     os._exit(0)
 """
-
-
-def two_processes(*commands):
-    """Run commands in the same two processes, one after the other; returns codes and errors."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    settings = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    workers = [
-        subprocess.Popen(
-            [sys.executable, "-c", textwrap.dedent(WORKER), json.dumps(commands)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env={
-                **os.environ,
-                **settings,
-                "OMP_NUM_THREADS": "1",
-                "RANK": str(rank),
-                "LOCAL_RANK": str(rank),
-            },
-        )
-        for rank in range(2)
-    ]
-    found = [worker.communicate(timeout=900) for worker in workers]
-    codes = [json.loads(out.splitlines()[-1]) if out else err for out, err in found]
-    return codes, found[0][1] + found[1][1]
 
 
 def curve(folder):
@@ -105,8 +77,7 @@ def runs(tmp_path_factory):
         commands.append(train(out, folder / "one", *options))
         commands.append(["cut", out, resumed])
         commands.append(train(resumed, folder / "one", *options, "--resume"))
-    codes, errors = two_processes(*commands)
-    assert codes == [[0] * 6] * 2, errors
+    assert two_processes(WORKER, *commands) == [[0] * 6] * 2
     return folder
 
 

@@ -6,10 +6,6 @@ import gc
 import json
 import os
 import shutil
-import subprocess
-import sys
-import textwrap
-from pathlib import Path
 
 import pytest
 import torch
@@ -17,6 +13,7 @@ from training_runs import (
     Failing,
     Stop,
     V,
+    child,
     damaged,
     make,
     needs_unix,
@@ -201,13 +198,12 @@ def test_a_stop_adds_a_record_and_changes_none(tmp_path):
 
 
 WORKER = """
-    import sys
     from training_runs import make
     from minillm.deeper.training.run_folder import FolderLock
 
     def hold(record):
-        print("has it", flush=True)
-        sys.stdin.readline()
+        pipe.send("has it")
+        pipe.recv()
 
     def take(folder, how):
         if how == "lock":
@@ -221,49 +217,33 @@ WORKER = """
             trainer.on_log = hold
             trainer.train()
 
-    for folder, how in zip(sys.argv[1::2], sys.argv[2::2]):
-        print("ready", flush=True)
-        sys.stdin.readline()
+    for folder, how in arguments:
+        pipe.send("ready")
+        pipe.recv()
         try:
             take(folder, how)
         except ValueError as error:
-            print(error, flush=True)
+            pipe.send(str(error))
 """
 
 
 @contextlib.contextmanager
 def workers(count, *rounds):
     """Processes that begin a run, resume it, or lock its folder, when told so: (folder, how)."""
-    here = Path(__file__).parents[2]
-    found = [
-        subprocess.Popen(
-            [sys.executable, "-c", textwrap.dedent(WORKER), *map(str, sum(rounds, ()))],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "PYTHONPATH": f"{here.parent}{os.pathsep}{here}"},
-        )
-        for _ in range(count)
-    ]
+    found = [child(WORKER, rounds) for _ in range(count)]
     try:
         yield found
     finally:
-        for worker in found:
-            worker.kill()
-            worker.communicate()
-
-
-def tell(worker):
-    worker.stdin.write("go\n")
-    worker.stdin.flush()
+        for process, _ in found:
+            process.kill()
+            process.join()
 
 
 def begin(found):
     """Tell them all, when all are ready."""
-    for worker in found:
-        assert worker.stdout.readline() == "ready\n"
-    for worker in found:
-        tell(worker)
+    assert {pipe.recv() for _, pipe in found} == {"ready"}
+    for _, pipe in found:
+        pipe.send("go")
 
 
 def test_of_processes_that_take_a_folder_at_once_one_gets_it(tmp_path):
@@ -273,13 +253,15 @@ def test_of_processes_that_take_a_folder_at_once_one_gets_it(tmp_path):
     with workers(3, *rounds) as found:
         for folder, _ in rounds:
             begin(found)
-            said = {worker.pid: worker.stdout.readline() for worker in found}
-            (owner,) = [worker for worker in found if said[worker.pid] == "has it\n"]
-            for pid, text in said.items():
-                if pid != owner.pid:
-                    assert f"{folder} is in use by process {owner.pid} on " in text
-            tell(owner)
-        assert [worker.wait(timeout=900) for worker in found] == [0, 0, 0]
+            said = [pipe.recv() for _, pipe in found]
+            owner, pipe = found[said.index("has it")]
+            said.remove("has it")
+            for text in said:
+                assert f"{folder} is in use by process {owner.pid} on " in text
+            pipe.send("go on")
+        for process, _ in found:
+            process.join()
+            assert process.exitcode == 0
     for folder, how in rounds:
         steps = [r["step"] for r in records(folder)]
         assert steps == ([2, 4] if how == "resume" else [4])
@@ -290,16 +272,16 @@ def test_of_processes_that_take_a_folder_at_once_one_gets_it(tmp_path):
 def test_a_kill_frees_the_folder(tmp_path):
     make(tmp_path, 4, log_interval=1).train(until=2)
     before = sorted(p.name for p in tmp_path.iterdir())
-    with workers(1, (tmp_path, "lock")) as (worker,):
-        begin([worker])
-        assert worker.stdout.readline() == "has it\n"
+    with workers(1, (tmp_path, "lock")) as ((worker, pipe),):
+        begin([(worker, pipe)])
+        assert pipe.recv() == "has it"
         trainer = make(tmp_path, 4)
         for take in (trainer.resume, trainer.train):
             with pytest.raises(ValueError, match=rf"in use by process {worker.pid} on .* since 20"):
                 take()
         assert sorted(p.name for p in tmp_path.iterdir()) == before
         worker.kill()
-        worker.wait(timeout=900)
+        worker.join()
         assert trainer.resume()
         trainer.train()
 
@@ -317,9 +299,9 @@ def test_a_command_leaves_a_folder_that_another_process_has(tmp_path, capsys):
     ]
     command += ["--hidden-size", "16", "--layers", "1", "--heads", "2", "--context-length", "600"]
     command += ["--device", "cpu", "--held-out", "1", "--batch-size", "1"]
-    with workers(1, (tmp_path, "lock")) as (worker,):
-        begin([worker])
-        assert worker.stdout.readline() == "has it\n"
+    with workers(1, (tmp_path, "lock")) as ((worker, pipe),):
+        begin([(worker, pipe)])
+        assert pipe.recv() == "has it"
         assert main(command) == 1
         assert f"{tmp_path} is in use by process {worker.pid} on " in capsys.readouterr().err
         assert sorted(p.name for p in tmp_path.iterdir()) == [".lock", ".lock-owner"]
@@ -329,9 +311,9 @@ def test_a_command_leaves_a_folder_that_another_process_has(tmp_path, capsys):
 def test_who_had_the_folder_meanwhile_is_noticed(tmp_path):
     trainer = make(tmp_path, 12)
     trainer.train(until=2)
-    with workers(1, (tmp_path, "lock")) as (worker,):
-        begin([worker])
-        assert worker.stdout.readline() == "has it\n"
+    with workers(1, (tmp_path, "lock")) as ((worker, pipe),):
+        begin([(worker, pipe)])
+        assert pipe.recv() == "has it"
     with pytest.raises(ValueError, match=rf"taken by process {worker.pid} on .* meanwhile"):
         trainer.train()
     assert trainer.resume()

@@ -1,12 +1,7 @@
 """Layers cut over two processes on gloo give the numbers of one; what cannot be cut is named."""
 
 import json
-import os
 import shutil
-import socket
-import subprocess
-import sys
-import textwrap
 from pathlib import Path
 
 import pytest
@@ -14,6 +9,7 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import load_file
 from torch.testing._internal.distributed.fake_pg import FakeStore
+from training_runs import two_processes
 
 from minillm.beyond.export.step import export_step
 from minillm.cli.main import main
@@ -43,7 +39,7 @@ OPTIONS = """
 TEXTS = ["--device", "cpu", "--count", "2", "--max-new-tokens", "6"]
 
 WORKER = """
-    import faulthandler, json, os, shutil, sys
+    import contextlib, faulthandler, io, os
     import torch
     faulthandler.dump_traceback_later(200, exit=True)  # whoever waits in vain says where
     torch.set_num_threads(1)
@@ -55,7 +51,7 @@ WORKER = """
     from minillm.deeper.training import distributed
     from minillm.deeper.training.tensor_parallel import parallelize
 
-    small, families, commands, folder = json.loads(sys.argv[1])
+    small, families, commands = arguments
     distributed.start("cpu")
     distributed.stop = lambda: None  # one group serves all
 
@@ -99,36 +95,12 @@ WORKER = """
         parallelize(CausalLM(ModelConfig(**{**small, "num_key_value_heads": 1})))
     except ValueError as error:
         found["error"] = str(error)
-    codes = []
-    for argv in commands:
-        codes.append(main(argv))
-    found["codes"] = codes
-    print(json.dumps(found), flush=True)
+    with contextlib.redirect_stdout(io.StringIO()) as said:
+        found["codes"] = [main(argv) for argv in commands]
+    pipe.send((found, said.getvalue()))
     distributed.barrier()
     os._exit(0)
 """
-
-
-def two_processes(*arguments):
-    """What each of the two found, and what they printed before it."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    settings = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    settings["OMP_NUM_THREADS"] = "1"
-    workers = [
-        subprocess.Popen(
-            [sys.executable, "-W", "ignore", "-c", textwrap.dedent(WORKER), json.dumps(arguments)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env={**os.environ, **settings, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-        )
-        for rank in range(2)
-    ]
-    found = [worker.communicate(timeout=900) for worker in workers]
-    assert [w.returncode for w in workers] == [0, 0], found[0][1][-3000:] + found[1][1][-3000:]
-    return [(json.loads(out.splitlines()[-1]), out.splitlines()[:-1]) for out, _ in found]
 
 
 @pytest.fixture(scope="module")
@@ -148,7 +120,7 @@ def runs(tmp_path_factory):
         train("one, then two", *tokenizer, "--resume"),
         ["generate", str(folder / "one"), "--parallel", "tensor", *TEXTS],
     ]
-    found = two_processes(SMALL, FAMILIES, commands, str(folder))
+    found = two_processes(WORKER, SMALL, FAMILIES, commands)
     shutil.copytree(folder / "two", folder / "two, then one")
     shutil.rmtree(folder / "two, then one" / "step-00000004")
     assert main(train("two, then one", "--resume")) == 0
@@ -224,7 +196,7 @@ def test_the_first_process_prints_the_texts_of_one(runs, capsys):
     assert main(["generate", str(folder / "one"), *TEXTS]) == 0
     alone = capsys.readouterr().out
     (_, first), (_, second) = found
-    assert alone.rstrip("\n") in "\n".join(first)
+    assert alone.rstrip("\n") in first
     assert not second
 
 
