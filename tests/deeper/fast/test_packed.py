@@ -43,27 +43,39 @@ def both(name, folder):
     return model, PackedLM(model, "halves")
 
 
+CACHES = ("dynamic", "static", None)
+
+
+def texts_of(model):
+    """What it writes with each cache, and by chance."""
+    ids, mask, _ = ragged()
+    options = {"attention_mask": mask, "max_new_tokens": 24}
+    heat = Sampler(temperature=0.8, top_p=0.9, seed=1)
+    texts = [generate(model, ids, cache=cache, **options) for cache in CACHES]
+    return [*texts, generate(model, ids[:1], max_new_tokens=9, sampler=heat)]
+
+
+@pytest.fixture(scope="module", params=NAMES)
+def named(request, tmp_path_factory):
+    """A model, its logits by transformers, and its texts."""
+    folder = tmp_path_factory.mktemp(request.param)
+    theirs, (ids, mask, positions) = make(request.param, folder), ragged()
+    with torch.no_grad():
+        logits = theirs(ids, attention_mask=mask, position_ids=positions).logits[mask.bool()]
+    model, _ = from_pretrained(folder)
+    return model, logits, texts_of(model)
+
+
 @pytest.mark.parametrize(
     "way", ["linear", "halves", "transposed", pytest.param("mkldnn", marks=ONEDNN)]
 )
-@pytest.mark.parametrize("name", NAMES)
 @torch.no_grad()
-def test_logits_and_tokens_are_those_of_the_model(name, way, tmp_path):
-    theirs = make(name, tmp_path)
-    model, _ = from_pretrained(tmp_path)
-    packed = PackedLM(model, way)
-    ids, mask, positions = ragged()
-    expected = theirs(ids, attention_mask=mask, position_ids=positions).logits[mask.bool()]
+def test_logits_and_tokens_are_those_of_the_model(named, way):
+    model, expected, texts = named
+    packed, (ids, mask, _) = PackedLM(model, way), ragged()
     found = packed(ids, attention_mask=mask)[mask.bool()]
     torch.testing.assert_close(found, expected, atol=2e-5, rtol=1e-5)
-    for cache in ("dynamic", "static", None):
-        options = {"attention_mask": mask, "max_new_tokens": 24, "cache": cache}
-        assert torch.equal(generate(packed, ids, **options), generate(model, ids, **options))
-    heat = {"temperature": 0.8, "top_p": 0.9, "seed": 1}
-    a, b = (
-        generate(m, ids[:1], max_new_tokens=9, sampler=Sampler(**heat)) for m in (packed, model)
-    )
-    assert torch.equal(a, b)
+    assert all(map(torch.equal, texts_of(packed), texts))
 
 
 @pytest.mark.parametrize(
