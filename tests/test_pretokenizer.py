@@ -212,7 +212,8 @@ def characters_of(name, text):
     found, at = set(), 0
     for character in text:
         together = ids[at] >= 256
-        found |= {character} if together else set()
+        if together:
+            found.add(character)
         at += len(character.encode()) + (not together)
     assert at == len(ids)
     return found

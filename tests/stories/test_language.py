@@ -134,11 +134,9 @@ def test_continuations_of_random_prefixes_sum_to_one(name):
         text = rng.choice(texts)
         prefix = text[: rng.randrange(len(text))]
         going_on = [t for t in texts if t.startswith(prefix)]
-        following = Counter()
+        begun, following = prefix_log_prob(language, prefix), Counter()
         for t in going_on:
-            following[t[len(prefix)]] += math.exp(
-                language.score(t) - prefix_log_prob(language, prefix)
-            )
+            following[t[len(prefix)]] += math.exp(language.score(t) - begun)
         assert math.isclose(following.total(), 1, rel_tol=1e-9)
         assert all(p > 0 for p in following.values())
 
