@@ -17,8 +17,6 @@ from minillm.deeper.tokenizer.foreign import ForeignTokenizer
 from minillm.model import CausalLM
 from minillm.sampling import Sampler
 
-NEW = {"max_new_tokens": 4, "min_new_tokens": 4}
-
 
 def gradients(m, out):
     learned = [p for p in m.parameters() if p.requires_grad]
@@ -26,15 +24,15 @@ def gradients(m, out):
 
 
 def each_step(run, *things, kind="cuda"):
-    """What three more new tokens ask and send. `run` takes their number first."""
+    """What two more new tokens ask and send. `run` takes their number first."""
     counts = []
-    for new in (2, 5):
+    for new in (1, 3):
         device = same_there(lambda *x, new=new: run(new, *x), *things, kind=kind, atol=1e-5)
         counts.append(device.waits)
     return counts[1] - counts[0]
 
 
-@pytest.mark.parametrize("case", ["bart", "bart-two-ends", "marian", "marian-two-vocabularies"])
+@pytest.mark.parametrize("case", ["bart-two-ends", "marian-two-vocabularies"])
 def test_an_encoder_and_a_decoder(case, tmp_path):
     m = seq2seq_checkpoints.pair(case, tmp_path)[1]
     x, y, x_mask, y_mask = seq2seq_checkpoints.batch()
@@ -50,7 +48,7 @@ def test_an_encoder_and_a_decoder(case, tmp_path):
             options = {"attention_mask": x_mask, "min_new_tokens": new}
             return m.generate(x, max_new_tokens=new, sampler=Sampler(**sampler), **options)
 
-        assert each_step(write, m, x, x_mask) == {"item": 3, "tolist": 3}
+        assert each_step(write, m, x, x_mask) == {"item": 2, "tolist": 2}
 
 
 @pytest.mark.parametrize("case", vision_checkpoints.TOWERS)
@@ -62,8 +60,9 @@ def test_a_vision_transformer(case, tmp_path):
     assert not device.waits and not device.sent
 
 
-@pytest.mark.parametrize("case", ["clip-llama", "siglip-qwen2", "clip-mistral"])
-@pytest.mark.parametrize("kind", ["cuda", "mps"])
+@pytest.mark.parametrize(
+    ("case", "kind"), [("clip-llama", "cuda"), ("siglip-qwen2", "cuda"), ("clip-mistral", "mps")]
+)
 def test_a_model_that_reads_pictures(case, kind, tmp_path):
     theirs = vision_checkpoints.make_llava(case)
     m = PictureLM.from_pretrained(vision_checkpoints.save(theirs, tmp_path)).eval()
@@ -77,11 +76,11 @@ def test_a_model_that_reads_pictures(case, kind, tmp_path):
         options = {"max_new_tokens": new, "eos_token_id": None, "sampler": Sampler(seed=1)}
         return m.generate(ids, pixels=pixels, **options)
 
-    copies = {"cpu": 3} if kind == "mps" else {}  # there is no float64 to draw with
-    assert each_step(write, m, ids, pixels, kind=kind) == {"item": 3, **copies}
+    copies = {"cpu": 2} if kind == "mps" else {}  # there is no float64 to draw with
+    assert each_step(write, m, ids, pixels, kind=kind) == {"item": 2, **copies}
 
 
-@pytest.mark.parametrize("case", ["plain", "merge-3", "yarn"])
+@pytest.mark.parametrize("case", ["merge-3", "yarn"])
 def test_qwen2_vl(case, tmp_path):
     m = qwen_vl_checkpoints.pair(case, tmp_path)[1].eval()
     layouts = [[3, (1, 2, 2), 2], [2, (1, 1, 2), 1, (2, 1, 1)]]
@@ -96,7 +95,7 @@ def test_qwen2_vl(case, tmp_path):
         options = {"attention_mask": mask, "max_new_tokens": new, "eos_token_id": None}
         return m.generate(ids, pixels, grids, **options)
 
-    assert each_step(write, m, ids, mask, pixels, grids) == {"item": 3}
+    assert each_step(write, m, ids, mask, pixels, grids) == {"item": 2}
 
 
 # Texts

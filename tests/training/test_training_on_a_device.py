@@ -40,7 +40,10 @@ def weights(model):
 
 def trained_there(model, atol, *, before=lambda trainer: None, **settings):
     """The same run here and there: close in the end; returns what each step there waited for."""
-    there, options = copy.deepcopy(model), {"steps": 4, "log_interval": 1, **settings}
+    there, options = (
+        copy.deepcopy(model),
+        {"steps": 2, "warmup_steps": 1, "log_interval": 1} | settings,
+    )
     here = make(model=model, **options)
     before(here)
     expected = here.train()
@@ -178,7 +181,7 @@ def test_evaluation(tokenizer):
         assert set(device.waits) == {"item"}
 
 
-@pytest.mark.parametrize("family", ["llama", "gpt2", "qwen3"])
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
 def test_lora(family, tmp_path):
     """Trained, saved, read, merged and taken out there as here."""
     base = CausalLM(FAMILY_CONFIGS[family])
@@ -186,7 +189,7 @@ def test_lora(family, tmp_path):
 
     def run(model, place):
         add_lora(model, 2, 4.0, dropout=0.2)
-        waits = trained(model)
+        make(steps=3, model=model).train()
         adapted = model.eval()(prompt.to(place)).detach()
         save_adapter(model, tmp_path / place)
         merge(model)
@@ -196,15 +199,11 @@ def test_lora(family, tmp_path):
         load_adapter(other, tmp_path / place)
         assert all(p.device.type == place for p in other.parameters())
         read = other(prompt.to(place)).detach()
-        return waits, [adapted, merged, read, *weights(model).values()]
+        return [adapted, merged, read, *weights(model).values()]
 
-    def trained(model):
-        make(steps=3, model=model).train()
-        return None
-
-    _, expected = run(copy.deepcopy(base), "cpu")
+    expected = run(copy.deepcopy(base), "cpu")
     with PretendedDevice():
-        _, found = run(copy.deepcopy(base).to("cuda"), "cuda")
+        found = run(copy.deepcopy(base).to("cuda"), "cuda")
         for x, y in zip(found, expected, strict=True):
             assert x.is_cuda
             torch.testing.assert_close(x.cpu(), y, rtol=0, atol=1e-6)
@@ -249,9 +248,7 @@ def test_saved_from_there_and_read_to_there(family, tmp_path):
         assert all(x.is_cuda for x in [*found.parameters(), *found.buffers()])
         torch.testing.assert_close(found(ids.to("cuda")).cpu(), expected, rtol=0, atol=1e-6)
         generate(found, ids.to("cuda"), max_new_tokens=2)
-        save_pretrained(
-            found, None, tmp_path / "there"
-        )  # in the place of the file that it came from
+        save_pretrained(found, None, tmp_path / "there")  # in the place of its own file
     for name in ("model.safetensors", "config.json"):
         written = [(tmp_path / place / name).read_bytes() for place in ("here", "there")]
         assert written[0] == written[1]
