@@ -285,7 +285,7 @@ def test_caches_in_pieces_and_steps(lm, padding):
     """One pass in pieces of 5, 1, 1, 3 and 2 tokens is one pass, whatever is kept between them."""
     text, mask = ids(), masks(padding)
     rows = [alone(lm, text[row], mask[row]) for row in range(2)]
-    for cache in CACHE_KINDS if padding else ["dynamic"]:
+    for cache in CACHE_KINDS:
         if cache == "sliding" and lm.config.sliding_window is None:
             with pytest.raises(ValueError, match="a sliding cache drops keys"):
                 lm.make_cache(cache, batch_size=2)
@@ -373,15 +373,16 @@ def test_guesses(lm, request):
     kind = request.node.callspec.params["lm"]
     draft = made(kind, seed=1)
     options = {"max_new_tokens": 12, "eos_token_id": None}
+    plain = made("llama", seed=1)
     if kind in GUESSES:
-        plain = made("llama", seed=1)
         for one, other in ((lm, draft), (plain, draft), (lm, plain)):
             with pytest.raises(ValueError, match=GUESSES[kind]):
                 speculative_generate(one, other, ids(1), **options)
         return
-    wanted = written(lm, ids(1), 12)
-    for other in (draft, lm):
-        assert torch.equal(speculative_generate(lm, other, ids(1), **options), wanted)
+    for one, others in ((lm, (draft, lm, plain)), (plain, (lm,))):
+        wanted = written(one, ids(1), 12)
+        for other in others:
+            assert torch.equal(speculative_generate(one, other, ids(1), **options), wanted)
 
 
 @of_kinds(sorted(STATES))

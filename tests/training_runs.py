@@ -286,7 +286,8 @@ def two_processes(code, *arguments):
     started = [child(code, arguments, RANK=str(r), LOCAL_RANK=str(r), **group) for r in range(2)]
     found = [ours.recv() for _, ours in started]
     for process, _ in started:
-        process.join()
+        process.join(900)
+        assert process.exitcode == 0
     return found
 
 

@@ -40,10 +40,8 @@ def weights(model):
 
 def trained_there(model, atol, *, before=lambda trainer: None, **settings):
     """The same run here and there: close in the end; returns what each step there waited for."""
-    there, options = (
-        copy.deepcopy(model),
-        {"steps": 2, "warmup_steps": 1, "log_interval": 1} | settings,
-    )
+    there = copy.deepcopy(model)
+    options = {"steps": 2, "warmup_steps": 1, "log_interval": 1, **settings}
     here = make(model=model, **options)
     before(here)
     expected = here.train()

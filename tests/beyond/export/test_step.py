@@ -79,7 +79,7 @@ def onnx_session(path):
     return step
 
 
-@pytest.mark.parametrize("kind", ["shared keys", "gpt2", "gemma", "window", "experts", "latent"])
+@pytest.mark.parametrize("kind", FAMILIES)
 def test_twenty_steps_in_onnxruntime_are_those_of_generate(kind, tmp_path):
     pytest.importorskip("onnxscript")
     model, step, program = exported(kind)

@@ -260,7 +260,7 @@ def test_of_processes_that_take_a_folder_at_once_one_gets_it(tmp_path):
                 assert f"{folder} is in use by process {owner.pid} on " in text
             pipe.send("go on")
         for process, _ in found:
-            process.join()
+            process.join(900)
             assert process.exitcode == 0
     for folder, how in rounds:
         steps = [r["step"] for r in records(folder)]
